@@ -5,9 +5,9 @@
 
 In comes a name, and what the data set needs, such as a folder of files; out comes a data set, which
 gives batches for training (`train_batches`, from any example on) and for evaluation
-(`eval_batches`). A data set that fits in memory is an `ArraySet`, which needs a load function; one
-of image files an `ImageSet`, which needs a source like `FolderImages`; one of the user's own an
-`Own`.
+(`eval_batches`). A data set that fits in memory is an `ArraySet`, which needs a load function. A
+data set of image files is an `ImageSet`, which needs a source like `FolderImages`. A data set of
+the user's own is an `Own`.
 
 Read `epochs` (the order of examples), then `arrays`, `digits` and `keras_sets`; for image files
 `record_files`, `tfrecords`, `image_records`, `image_folder`, `preprocessing`, then `image_set`; for
@@ -50,7 +50,7 @@ def get_dataset(name: str, data_dir: typing.Optional[str] = None, num_classes: i
       data_dir: folder of its files, for 'imagenet', 'tfrecords' and 'folder'.
       num_classes: for 'tfrecords' and 'synthetic'; 0 for as many as the labels.txt of the TFRecords
         lists, and for 1000 with 'synthetic'.
-      background_class: whether labels begin at 1, for 'tfrecords'; 0 is then one class more.
+      background_class: for 'tfrecords', whether labels begin at 1; 0 is then an additional class.
       **options: for data sets of files: `augment` and `bad_list` of `ImageSet`.
 
     Raises:

@@ -38,9 +38,10 @@ class ArraySet(typing.NamedTuple):
         Args:
           batch_size: examples a batch, over all towers together. May be larger than n.
           seed: see `epoch_order`.
-          image_size: height and width in pixels; None keeps those of the images. Resized by
+          image_size: height and width in pixels; None keeps the images' own. Images are resized by
             bilinear interpolation with half-pixel centres.
-          channels: None to keep them, or a count that gray images are repeated to.
+          channels: the number of channels, to which gray images are repeated; None keeps the
+            images' own number.
           first_example: the place in the stream at which to start: 0, or the number of examples
             that a stopped run has seen; an int, or a scalar integer tensor (then an initializable
             iterator is needed).
@@ -87,11 +88,11 @@ class ArraySet(typing.NamedTuple):
         Args:
           batch_size: examples in a batch.
           image_size: height and width to which images are scaled; None for their own.
-          channels: the number of channels; None for that of the images.
+          channels: the number of channels; None for the images' own number.
         """
         images, labels = self._checked('test')
         with tf.device('/cpu:0'):
-            # Where no batch is short there is none to drop, and the batch's shape becomes static.
+            # If no batch is short, `drop_remainder` drops none, and makes the batch's shape static.
             is_even = len(images) % batch_size == 0
             indices = tf.data.Dataset.range(len(images)).batch(batch_size, drop_remainder=is_even)
             return _examples(images, labels, indices,
@@ -125,8 +126,8 @@ def shifts_of_epoch(num_examples: int, seed: int,
     """
     def shifts(epoch: tf.Tensor) -> tf.Tensor:
         """The shifts of an epoch."""
-        # `epoch_order` has the pairs [seed, 0], [seed, 1], …: these are [seed, -1], [seed, -2], …,
-        # so that the shifts do not repeat its random numbers.
+        # `epoch_order` uses the seeds [seed, 0], [seed, 1], …. The shifts use [seed, -1], [seed,
+        # -2], …, so that they do not repeat its random numbers.
         seed_pair = tf.stack([tf.constant(seed, tf.int64), -1 - epoch])
         draws = tf.random.stateless_uniform(
             [num_examples, 2], seed=seed_pair, minval=0, maxval=2 * largest + 1, dtype=tf.int64)
@@ -140,8 +141,8 @@ def _examples(images: np.ndarray, labels: np.ndarray, batches: tf.data.Dataset,
 
     Args:
       images, labels: the arrays.
-      batches: `tf.data.Dataset` of indices [batch], or of pairs of these and shifts [batch, 2].
-      prepare: function from a batch of images to one of the wanted size and channels.
+      batches: `tf.data.Dataset` of indices [batch]; or of pairs of indices and shifts [batch, 2].
+      prepare: function from a batch of images to a batch of the wanted size and channels.
       largest_shift: the largest shift in pixels.
 
     Returns:
@@ -153,8 +154,8 @@ def _examples(images: np.ndarray, labels: np.ndarray, batches: tf.data.Dataset,
 
     @plain_python
     def gather(indices: tf.Tensor, shifts: typing.Optional[tf.Tensor] = None) -> tuple:
-        """The batch of these indices: prepared images, and labels. `tf.data` calls it with the
-        `shifts`, too, where elements are pairs."""
+        """The batch of these indices: prepared images, and labels. If the elements of `batches` are
+        pairs, `tf.data` calls this function with the `shifts` as well."""
         # `numpy_function` keeps the arrays out of the graph, which a checkpoint's .meta file holds;
         # its results have no static shape.
         batch_images, batch_labels = tf.numpy_function(
@@ -174,8 +175,9 @@ def _examples(images: np.ndarray, labels: np.ndarray, batches: tf.data.Dataset,
 def _shifted(images: tf.Tensor, shifts: tf.Tensor, largest: int):
     """Moves images, and fills what is moved in with 0.
 
-    Each image gets a margin of `largest` zeros, and the result is cut out of that: with `largest`
-    2, an image that moves down by 1 is what begins in row 2 - 1 of the padded one.
+    Each image gets a margin of `largest` zeros, and the result is cut out of the padded image: with
+    `largest` 2, the result for an image that moves down by 1 begins in row 2 - 1 of the padded
+    image.
 
     Args:
       images: [batch, h, w, c].
@@ -199,8 +201,8 @@ def _preparation(shape: typing.Sequence[int], image_size: typing.Optional[int],
 
     Args:
       shape: the shape of the images, [n, h, w, c].
-      image_size: height and width; None for those of the images.
-      channels: the number of channels; None for that of the images.
+      image_size: height and width; None for the images' own.
+      channels: the number of channels; None for the images' own number.
     """
     if channels is not None and shape[3] not in (1, channels):
         raise InvalidArgumentError(

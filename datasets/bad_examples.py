@@ -1,10 +1,10 @@
-"""Examples that cannot be used: what is wrong with them, and the list of those to leave out.
+"""Examples that cannot be used: what is wrong with them, and the list of examples to leave out.
 
 `--mode=check_data` decodes every example, and writes the bad ones to a list, a line each: the name
 of the example, a tab, and what is wrong. A run that is given the list takes the next good example
-of the files in the place of each, so that a batch is full, every other example keeps its place in
-the stream, and a run that resumes goes on as if it had never stopped. Without a list a bad example
-ends the run by an error.
+of the files in the place of each bad example. So each batch is full, every other example keeps its
+place in the stream, and a run that resumes goes on as if it had never stopped. Without a list a bad
+example ends the run by an error.
 """
 
 import collections
@@ -19,17 +19,17 @@ from datasets.errors import DatasetError
 from towers.errors import counted, shown
 from towers.safe_files import read_data, written_whole
 
-MOST_PIXELS = 10 ** 8  # decoded 300 MB, for each processor at once
+MOST_PIXELS = 10 ** 8  # decoded they take 300 MB, and each processor decodes an image at once
 
 _JPEG = b'\xff\xd8\xff'
 _JPEG_END = b'\xff\xd9'
 _PNG = b'\x89PNG\r\n\x1a\n'
 _PNG_END = b'IEND'
-# Kinds of segments of a JPEG: the one before the compressed data, and those that say the size.
+# Kinds of segments of a JPEG: the last before the compressed data, and the three that say the size.
 _SCAN = b'\xda'
 _FRAMES = (b'\xc0', b'\xc1', b'\xc2')
 _MOST_BYTES = 2 ** 28  # of a list
-_MOST_CLASSES = 20  # that a report has a line for
+_MOST_CLASSES = 20  # a report has a line for at most so many
 
 
 class _Found(typing.NamedTuple):
@@ -195,8 +195,8 @@ def _range(name: str, sides: typing.Sequence[int]) -> str:
 def wrong_bytes(encoded: bytes) -> str:
     """Describes what is wrong with the beginning or end of an image's bytes; '' if all is well.
 
-    The decoders do not find it. TensorFlow's decoder of PNGs decodes a GIF of one picture as well.
-    In training only a part of a JPEG is decoded, so the decoder does not see that the end is
+    The decoders do not find this: TensorFlow's decoder of PNGs decodes a GIF of one picture as
+    well. In training only a part of a JPEG is decoded, so the decoder does not see that the end is
     missing; and a file that was not copied to its end is the commonest damage.
     """
     if not encoded:
@@ -231,9 +231,10 @@ def wrong_bytes(encoded: bytes) -> str:
 def _jpeg_header(encoded: bytes):
     """The `_JpegHeader` of an encoded image.
 
-    It goes from segment to segment, since one may hold a JPEG of its own, a thumbnail. A segment is
-    the byte ff, its kind (1 byte), its length without these two (2 bytes), and the rest of it; in a
-    frame that is the precision (1 byte), the height (2 bytes), the width (2 bytes), and more.
+    It goes from segment to segment, since a segment may hold a whole JPEG, a thumbnail. A segment
+    is the byte ff, its kind (1 byte), its length without these two bytes (2 bytes), and its
+    content. The content of a frame is the precision (1 byte), the height (2 bytes), the width (2
+    bytes), and more.
     """
     height = 0
     width = 0
@@ -265,7 +266,7 @@ def decoded_size(encoded: bytes) -> typing.Tuple[int, int]:
     """Height and width of an image, which is decoded whole.
 
     Raises:
-      DatasetError: it is damaged; the text begins with a verb, to follow the name of the image.
+      DatasetError: the image is damaged; the text begins with a verb, to follow the image's name.
     """
     try:
         return tuple(_decoder()(encoded).tolist())

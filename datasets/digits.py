@@ -29,8 +29,9 @@ def load_digits(split: str) -> typing.Tuple[np.ndarray, np.ndarray]:
     """The images and labels of one part of the handwritten digits, in the order of the source.
 
     The split is fixed: of the images sorted by class (a stable sort), every fifth, from the first
-    on, is a test image. Every fifth of the *file* would not do: it runs through 0, 1, .. 9 in turns
-    at places, and the test set would hold 26 images of one class and 48 of another.
+    on, is a test image. Every fifth image of the *file* would not do: in places the file runs
+    through 0, 1, .. 9 in turns, and the test set would hold 26 images of one class and 48 of
+    another.
 
     Args:
       split: 'train' (1,437 images, 139 to 147 a class) or 'test' (360, 35 to 37 a class).

@@ -32,12 +32,13 @@ _KEY_RANGE = 2 ** 62  # a power of two: the modulo in stateless_uniform favours 
 _INT64_MAX = 2 ** 63 - 1
 _TOGETHER = 16  # elements that one call of Python reads
 
-# AutoGraph would spend half a second on rewriting functions that have nothing for it.
+# AutoGraph would spend half a second on functions in which there is nothing for it to rewrite.
 plain_python = tf.autograph.experimental.do_not_convert
 
 
 def epoch_order(num_examples: int, seed: int) -> typing.Callable[[tf.Tensor], tf.Tensor]:
-    """The function from an epoch, an int64 scalar, to its order: int64 [n], see above.
+    """The function from an epoch, an int64 scalar, to its order: int64 [n], see the
+    docstring of the module.
 
     Args:
       num_examples: n, at least 1.
@@ -82,8 +83,8 @@ class Epochs:
                     "batches, or another remainder." % (num_examples, batch_size))
 
     def steps(self, begin: int, end: int) -> int:
-        """Steps from `begin`, a place of the stream, until all examples before `end` were given; 0
-        where that is done already."""
+        """The number of steps from the place `begin` of the stream until all examples before the
+        place `end` were given; 0 if `begin` is at `end`, or after it."""
         full_steps, rest = divmod(end - begin, self._batch)
         last_step = 1 if rest else 0
         return max(0, full_steps + last_step)
@@ -96,18 +97,18 @@ class Epochs:
                 first_example: typing.Any = 0, share: typing.Tuple[int, int] = (0, 1),
                 example: typing.Optional[typing.Callable] = None,
                 read: typing.Optional[typing.Callable] = None) -> tf.data.Dataset:
-        """The elements of of_epoch(0), then those of of_epoch(1), …, from a place on, in batches.
+        """The elements of of_epoch(0), of of_epoch(1), and so on, from a place on, in batches.
 
         The batches that W workers have in one step are, one after the other, the batch that one
-        machine would have: nothing is read twice, and the place is the same for all of them.
+        machine would have: nothing is read twice, and the place is the same for all workers.
 
         Args:
           of_epoch: function from an epoch, an int64 scalar, to a nest of tensors [n, …].
           first_example: the place, an int or a scalar integer tensor.
           share: `(w, W)`: the part of worker w of W, of B / W examples a batch.
-          example: function that is called with each element; None leaves them as they are.
-          read: function that is called before that with up to 16 elements together; or None. A
-            call of Python takes 0.25 ms of a pipeline, most of it for waiting and waking.
+          example: function that is called with each element; None leaves the elements unchanged.
+          read: function that is called before `example`, with up to 16 elements together; or None.
+            A call of Python takes 0.25 ms of a pipeline, most of it for waiting and waking.
         """
         worker, workers = share
         worker_batch_size = self._batch // workers
@@ -117,7 +118,7 @@ class Epochs:
 
         @plain_python
         def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            """The elements of an epoch; of the first one those from `first_example` on."""
+            """The elements of an epoch; of the first epoch the elements from `first_example` on."""
             # With 'drop', training is given less than all n examples of an epoch.
             given = tf.nest.map_structure(lambda tensor: tensor[:self.length], of_epoch(epoch))
             skipped = tf.where(tf.equal(epoch, first_epoch), within, tf.zeros_like(within))

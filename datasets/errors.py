@@ -29,15 +29,16 @@ class OwnDataError(DatasetError):
 
 
 class OwnModelError(DatasetError):
-    """A user's own model function raised an error, or a step of it failed; likewise."""
+    """A user's own model function raised an error, or a step of it failed; `__cause__` is that
+    error."""
 
 
 def names_in(folder: str) -> typing.List[str]:
     """The names in a folder, sorted.
 
     Raises:
-      DatasetError: there is no such folder; it may not be listed; or it may, but its contents may
-        not be reached, so that its files look as if they were not there.
+      DatasetError: there is no such folder; it may not be listed; or it may be listed, but its
+        contents may not be reached, so that its files look as if they were not there.
     """
     try:
         names = sorted(os.listdir(folder))

@@ -17,18 +17,19 @@ from towers.errors import InvalidArgumentError
 def with_validation(dataset: typing.Any, part: float) -> typing.Any:
     """The data set without every (1 / part)-th training example, and with these as its test set.
 
-    They are the same in every run, and of all classes where files are in the order of classes.
+    The examples of the test set are the same in every run. They are of all classes, if the files
+    are in the order of classes.
 
     Args:
       dataset: a data set of `get_dataset`.
       part: the part of the training examples, above 0 and at most 0.5.
 
     Raises:
-      InvalidArgumentError: the data set has no examples of its own, or too few.
+      InvalidArgumentError: the data set gives no single examples, or has too few.
     """
     if isinstance(dataset, ImageSet):
-        # In the place of an example that the list of bad ones leaves out, the next good one is in
-        # there a second time: it must not be trained on and tested on.
+        # In the place of an example that the list of bad examples leaves out, `numbers` has the
+        # next good example a second time. No example must be both trained on and tested on.
         numbers = np.unique(dataset.numbers['train'])
         source = dataset.sources['train']
         training, validation = _parts(numbers, part)
@@ -49,7 +50,8 @@ def with_validation(dataset: typing.Any, part: float) -> typing.Any:
 
 
 def _parts(numbers: np.ndarray, part: float):
-    """The numbers of the examples to train on, and of those that are held out, a `part` of all."""
+    """`(training, validation)`: the numbers of the examples to train on, and the numbers of the
+    examples that are held out, a `part` of all."""
     every = int(round(1 / part))
     is_held_out = np.arange(len(numbers)) % every == every - 1
     if not is_held_out.any():
@@ -61,7 +63,7 @@ def _parts(numbers: np.ndarray, part: float):
 def with_unlabelled(dataset: ImageSet, folder: str) -> ImageSet:
     """The data set with the images in a folder, and in folders within it, as its test set.
 
-    They are in the order of their paths, and their label is 0.
+    The images are in the order of their paths, and their label is 0.
 
     Args:
       dataset: `ImageSet`.

@@ -1,6 +1,7 @@
 """A folder of class folders of JPEG and PNG files: train/<class>/*.jpg, test/<class>/*.jpg.
 
-Classes are numbered from 0 in the order of their names, those of the training images for all.
+Classes are numbered from 0 in the order of their names. The classes of the training images are the
+classes of the test images as well.
 Without a folder `train`, the class folders stand in the folder itself, and every fifth image of
 each class, from the first on, is a test image.
 
@@ -34,11 +35,11 @@ class FolderImages:
         return self.paths[number]
 
     def name(self, number: int) -> str:
-        """The name of an image that stays when its folder is moved, `daisy/1.jpg`."""
+        """The name of an image, which stays the same when its folder is moved: `daisy/1.jpg`."""
         return '/'.join(self.paths[number].split(os.sep)[-2:])
 
     def names(self) -> typing.List[str]:
-        """What images are numbered by: list of class folders and files."""
+        """List of the images' names, by number."""
         return [self.name(number) for number in range(len(self))]
 
     def image(self, number: int) -> typing.Tuple[bytes, int]:
@@ -63,7 +64,7 @@ class FolderSplits(typing.NamedTuple):
     """What a folder of class folders holds.
 
     Attributes:
-      classes: their names, by number.
+      classes: the names of the classes, by number.
       images: dict from 'train' and 'test' to `FolderImages`.
     """
     classes: typing.List[str]
@@ -80,9 +81,9 @@ def folder_splits(data_dir: str) -> FolderSplits:
     """The images of a folder to train on and to test on.
 
     Raises:
-      DatasetError: there is no such folder, it or one in it cannot be read, it has no class
-        folders, a class of the training images has none, or the test images have a class that the
-        training images lack.
+      DatasetError: there is no such folder, it or a folder in it cannot be read, it has no class
+        folders, a class folder has no images, or the test images have a class that the training
+        images lack.
     """
     names_in(data_dir)  # for its error where the folder cannot be read
     train = os.path.join(data_dir, 'train')
@@ -175,7 +176,7 @@ def _image_paths(folder: str) -> typing.List[str]:
 
 
 def is_image(path: str) -> bool:
-    """Whether a path in a folder is one of an image, by its name.
+    """Whether a path in a folder is the path of an image, by its name.
 
     A pipe is no image, since reading it would wait for ever. A link to a file that is gone counts:
     it is an image that cannot be read, and is reported as such.

@@ -1,8 +1,8 @@
 """Images in TFRecords of TensorFlow's usual form: `image/encoded` and `image/class/label`.
 
 A folder holds train-* and validation-* (or test-*). Labels are 0 .. n - 1; or, as the conversion
-scripts of slim and TPU write ImageNet, 1 .. n, where 0 is a background class that the network
-counts as one more.
+scripts of slim and TPU write ImageNet, 1 .. n, where 0 is a background class: the network then has
+n + 1 classes.
 
 Its test is tests/datasets/test_sets.py.
 """
@@ -24,7 +24,7 @@ class RecordImages(Records):
     """The images of one split; a source of `ImageSet`."""
 
     def names(self) -> typing.List[str]:
-        """What images are numbered by: list of the files' names."""
+        """List of the files' names. Images are numbered in the order of the files."""
         return [os.path.basename(path) for path in self.paths]
 
     def image(self, number: int) -> typing.Tuple[bytes, int]:
@@ -69,10 +69,10 @@ def record_splits(data_dir: str) -> typing.Dict[str, RecordImages]:
 
 def count_classes(path: str) -> typing.Optional[int]:
     """How many classes a `labels.txt` of slim's conversion scripts lists, a line each; None where
-    there is none.
+    there is no such file.
 
     Raises:
-      DatasetError: it lists none, or cannot be read.
+      DatasetError: the file lists no class, or cannot be read.
     """
     try:
         data = read_data(path, _MOST_BYTES)
@@ -80,7 +80,7 @@ def count_classes(path: str) -> typing.Optional[int]:
         raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))
     if data is None:
         return None
-    # They are only counted, as bytes: the names may be of any encoding.
+    # The lines are only counted, as bytes: the names in them may be of any encoding.
     count = len([line for line in data.splitlines() if line.strip()])
     if not count:
         raise DatasetError('%s lists no class: expected a line for each, such as 0:daisy; or give '

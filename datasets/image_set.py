@@ -5,8 +5,8 @@ on the seed and the epoch (`epochs.epoch_order`): a run that is taken up at exam
 it had never stopped. A read is at a random place of a file: keep the files on an SSD, or in
 memory.
 
-Memory: `_PREFETCHED` batches that are ready, the one in the making, and 16 encoded images for each
-of TensorFlow's parallel calls, which are as many as there are processors.
+Memory: `_PREFETCHED` batches that are ready, the batch in the making, and 16 encoded images for
+each of TensorFlow's parallel calls, which are as many as there are processors.
 
 Its test is tests/datasets/test_sets.py.
 """
@@ -28,7 +28,7 @@ _PREFETCHED = 2  # batches
 
 
 class _Read(typing.NamedTuple):
-    """The examples that were read: n of them; or one, with tensors that have no dimension n."""
+    """n examples that were read; or one example, whose tensors have no dimension n."""
     encoded: tf.Tensor  # string [n]
     labels: tf.Tensor  # int64 [n]
     wrong: tf.Tensor  # string [n]: what is wrong with each, '' for nothing
@@ -42,8 +42,9 @@ class ImageSet:
       image_shape: (None, None, 3): images differ in size.
       classes: names of the classes, or None.
       sources: dict from 'train' and 'test' to `RecordImages` or `FolderImages`.
-      numbers: dict likewise to the numbers, in the source, of the images, int64 [n]. In the place
-        of a training image that the list of bad examples leaves out is the next good one.
+      numbers: dict from 'train' and 'test' to the numbers of the images in their source, int64 [n].
+        In the place of each training image that the list of bad examples leaves out, it has the
+        next good image.
       left_out: how many images the list of bad examples leaves out.
     """
 
@@ -99,8 +100,8 @@ class ImageSet:
         return {split: len(numbers) for split, numbers in self.numbers.items()}
 
     def with_images(self, images: typing.Dict[str, tuple]) -> 'ImageSet':
-        """This data set with other images: a dict from a split to a source, and the numbers in it
-        of the images."""
+        """This data set with other images. `images` is {split: (source, numbers)}, with the numbers
+        of the images in the source."""
         other = copy.copy(self)
         for split, (source, numbers) in images.items():
             other.sources = dict(other.sources, **{split: source})
@@ -168,13 +169,13 @@ class ImageSet:
         with tf.device('/cpu:0'):
             examples = read_together(tf.data.Dataset.range(len(numbers)), read)
             examples = examples.map(example, tf.data.experimental.AUTOTUNE)
-            # Where no batch is short there is none to drop, and the batch's shape becomes static.
+            # If no batch is short, `drop_remainder` drops none, and makes the batch's shape static.
             is_even = len(numbers) % batch_size == 0
             return examples.batch(batch_size, drop_remainder=is_even).prefetch(_PREFETCHED)
 
     def names_digest(self, split: str) -> str:
-        """8 hexadecimal digits, of a hash of the names of a split's files: by these a run that goes
-        on sees that the files are others."""
+        """8 hexadecimal digits of a hash of the names of a split's files. By these digits a run
+        that goes on sees whether the files are the same."""
         names = '\0'.join(self.sources[split].names())
         return hashlib.sha256(names.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
 
@@ -237,8 +238,8 @@ class ImageSet:
         def example(epoch: tf.Tensor, place: tf.Tensor, *read: tf.Tensor) -> tuple:
             """The image, cut out and distorted at random, and the label of an example."""
             encoded, label = _checked(_Read(*read))
-            # `epoch_order` has the pairs [seed, 0], [seed, 1], …: these are [seed, -1], [seed, -2],
-            # …, one for each example of each epoch, so that no random numbers are repeated.
+            # `epoch_order` uses the seeds [seed, 0], [seed, 1], …. Here each example of each epoch
+            # has one of [seed, -1], [seed, -2], …, so that no random numbers are repeated.
             number = epoch * len(self.numbers['train']) + place
             seed_pair = tf.stack([tf.constant(seed, tf.int64), -1 - number])
             draws = tf.random.stateless_uniform([preprocessing.TRAIN_DRAWS], seed=seed_pair)
@@ -277,12 +278,12 @@ class ImageSet:
 
 
 def _with_next_ones(good, count):
-    """For each number below `count`: that number if it is among the `good`, else the next of those,
-    and after the last of those the first.
+    """For each number below `count` the number itself, if it is among the `good` numbers; else the
+    next good number. The first good number is the next after the last.
 
-    Of the good numbers [1, 2] of 4 it makes [1, 1, 2, 1].
+    With the good numbers [1, 2] and the count 4 this is [1, 1, 2, 1].
     """
-    indices = np.searchsorted(good, np.arange(count))  # of the first good number that is as large
+    indices = np.searchsorted(good, np.arange(count))  # in `good`, of the number or the next larger
     return good[indices % len(good)]
 
 

@@ -64,5 +64,5 @@ def load_keras_set(name: str, split: str) -> typing.Tuple[np.ndarray, np.ndarray
                            '~/.keras/datasets; a file there that is damaged has to be removed.' % (
                                name, text, source.url, source.path)) from None
     images, labels = train if split == 'train' else test
-    images = images.reshape(images.shape[:3] + (-1,))  # gray ones have no channels
+    images = images.reshape(images.shape[:3] + (-1,))  # gray: without channels
     return images.astype(np.float32) / np.float32(255), labels.reshape(-1).astype(np.int64)

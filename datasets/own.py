@@ -6,20 +6,21 @@
 
 `train_batches(batch_size, seed, first_example)` returns a `tf.data.Dataset` that does not end, of
 batches `(features, labels)`, or of features alone: tensors [batch, …] in any structure, which a
-model of the user's own takes. `eval_batches(batch_size)` returns one that ends. `first_example` is
-a scalar int64 tensor: how many examples a run that resumes has seen. Worker w of W of a cluster
-takes every Wth batch, from the wth on: a pipeline has to give each machine the same.
+model of the user's own takes. `eval_batches(batch_size)` returns a data set that ends.
+`first_example` is a scalar int64 tensor: how many examples a run that resumes has seen. Worker w of
+W of a cluster takes every Wth batch, from the wth on: a pipeline has to give each machine the same
+batches.
 
 With `'num_classes': 5` in the dict the data are images of that many classes, for a network by name;
 `'image_shape': (32, 32, 3)`, height, width and channels, says their shape to a network that takes
-any, such as `digits`, which else asks for images of one channel.
-Both functions have the arguments `image_size` and `channels` as well, and give images of a
+any shape, such as `digits`, which else asks for images of one channel.
+Both functions then have the arguments `image_size` and `channels` as well, and give images of a
 floating-point type, which become float32, and labels of int64, the numbers of classes. `image_size`
 is what --image_size says, or the network's own size, or None; the network is made for the images as
 they come, which are of one size for training and testing.
 
-Data that do not keep to this are an error that names `--dataset=module:function`: before the run
-where the static shapes and types tell, else in the step that would have had the batch.
+Data of another form are an error that names `--dataset=module:function`. If the static shapes and
+types show it, the error comes before the run; else in the step that would have had the batch.
 """
 
 import typing
@@ -81,7 +82,7 @@ class Own:
         self.num_classes = fields.get('num_classes')
         if self.num_classes is not None:
             check_count('num_classes of %s' % name, self.num_classes)
-            self.num_classes = int(self.num_classes)  # NumPy's would not do as a dimension
+            self.num_classes = int(self.num_classes)  # an int of NumPy is no dimension
         self.image_shape = _checked_shape(name, fields.get('image_shape', (None, None, None)))
         self.num_examples = self._checked_counts(fields['num_examples'])
         self._functions = fields
@@ -108,8 +109,8 @@ class Own:
                 'name.' % (field, self.name, self._functions[field], ', '.join(arguments_by_name)))
 
     def _taken(self, arguments: dict) -> dict:
-        """The arguments, by name, that the user's functions have: all of them for a data set of
-        images; for any other those that do not describe images are left."""
+        """The arguments, by name, that the user's functions take: for a data set of images all
+        `arguments`; for any other data set only the arguments that do not describe images."""
         if self.num_classes is not None:
             return arguments
         return {name: value for name, value in arguments.items() if name not in _OF_IMAGES}
@@ -118,7 +119,7 @@ class Own:
                       channels: int = 3, first_example: typing.Any = 0, shift: int = 0,
                       remainder: str = 'carry',
                       share: typing.Tuple[int, int] = (0, 1)) -> tf.data.Dataset:
-        """The batches of the user's function; for each of W workers, every Wth of them.
+        """The batches of the user's function; for each of W workers, every Wth batch.
 
         Raises:
           InvalidArgumentError: `shift` or `remainder` is given: the user's function decides these.
@@ -142,8 +143,8 @@ class Own:
                      channels: int = 3) -> tf.data.Dataset:
         """The batches of the user's function for the test; raises what `train_batches` raises.
 
-        They fail where they are more than `num_examples` says: a pipeline whose end TensorFlow
-        does not know would else be evaluated for ever.
+        An evaluation fails when it gets more examples than `num_examples` says. Else it would never
+        end, if the pipeline has no end.
         """
         said = self.num_examples['test']
 
@@ -157,7 +158,7 @@ class Own:
             Returns:
               The number of examples so far, and the batch.
             """
-            any_leaf = tf.nest.flatten(batch)[-1]  # all have as many examples: that is checked
+            any_leaf = tf.nest.flatten(batch)[-1]  # `checked` has found as many in all
             found = before + _rows(any_leaf)
             check = _expected(found <= said, [
                 'eval_batches of %s gives ' % self.name, found, ' examples or more, and its '
@@ -172,13 +173,13 @@ class Own:
 
     def _batches(self, function: str, batch_size: typing.Optional[int],
                  arguments: dict) -> tf.data.Dataset:
-        """The data set that a user's function returns; a step fails on a batch that is not of the
-        form that it has to have.
+        """The data set that a user's function returns, with checks: a step fails on a batch of
+        another form than a batch has to have.
 
         Args:
           function: the name of the function.
           batch_size: the size that every batch has to have; None for any.
-          arguments: dict of arguments; the function is called with those that it has.
+          arguments: dict of arguments; the function is called with the arguments that it takes.
         """
         what = '%s of %s' % (function, self.name)
         dataset = self._called(function, arguments)
@@ -205,10 +206,10 @@ class Own:
         return dataset
 
     def _called(self, function: str, arguments: dict):
-        """Calls the user's function of a name; returns its data set, which is of this graph.
+        """Calls the user's function of this name; returns its data set, which is of this graph.
 
         Raises:
-          OwnDataError: it raised an error, or returned something else.
+          OwnDataError: the function raised an error, or returned something else.
         """
         with calling(self.name, function):
             dataset = self._functions[function](**self._taken(arguments))
@@ -345,7 +346,7 @@ def _checked_batch(what, batch, batch_size):
     Args:
       what: names the function that made the batch.
       batch: nest of tensors.
-      batch_size: the number of examples that each part has to have; None: at least one.
+      batch_size: the number of examples that each leaf has to have; None for any number but 0.
     """
     with tf.control_dependencies([_size_check(what, batch, batch_size)]):
         # A sparse leaf is three tensors, which `expand_composites` gives one by one.
@@ -374,12 +375,13 @@ def _size_check(what, batch, batch_size):
 
 
 def _checked_labels(what: str, labels: tf.Tensor, num_classes: int):
-    """Returns labels with a check: a step fails on one that is not from 0 to `num_classes` - 1.
+    """Returns labels with a check: a step fails if a label is not from 0 to `num_classes` - 1.
 
     `what` names the function that made them.
     """
     outside = tf.boolean_mask(labels, tf.logical_or(labels < 0, labels >= num_classes))
-    # The text of the check is computed also where all labels are good, and nothing is `outside`.
+    # The text of the check is computed also where all labels are good. Then `outside` is empty, and
+    # the text gets the 0.
     first_outside = tf.concat([outside, [0]], 0)[0]
     check = _expected(tf.equal(tf.size(outside), 0), [
         '%s gives the label ' % what, first_outside, ': expected 0 to %d' % (num_classes - 1)])
@@ -397,8 +399,8 @@ def _rows(leaf: typing.Any):
 def _expected(condition, parts):
     """An operation that fails with a text where a condition does not hold.
 
-    The text is joined from `parts`: strings, and tensors of strings or numbers. They have no
-    quotes: TensorFlow would put backslashes before them.
+    The text is joined from `parts`: strings, and tensors of strings or numbers. The strings have no
+    quotes in them: TensorFlow would put backslashes before these.
     """
     return tf.Assert(condition, [tf.strings.join([_as_text(part) for part in parts])])
 

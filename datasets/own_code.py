@@ -29,7 +29,7 @@ def own_function(name: str, flag: str = 'dataset', kind: type = OwnDataError,
       kind: the module raised an error.
     """
     module_name, _, function_name = name.partition(':')
-    is_relative = module_name.startswith('.')  # to a package, and here is none
+    is_relative = module_name.startswith('.')  # to a package; a flag is in no package
     if not module_name or is_relative or not function_name:
         raise InvalidArgumentError('--%s=%s: expected module:function, such as %s.' % (
             flag, name, example))
@@ -59,8 +59,8 @@ def _module(name, module_name, flag, kind):
 
 
 def takes(function: typing.Any, *arguments: typing.Any, **named: typing.Any) -> bool:
-    """Whether a function can be called with these arguments; one of Python's own without a
-    signature is taken to do."""
+    """Whether a function can be called with these arguments; True for a built-in function whose
+    signature Python does not know."""
     if not callable(function):
         return False
     try:

@@ -3,9 +3,9 @@
 Training: a crop of 10 to 100 % of the area with an aspect of 3:4 to 4:3, scaled to the size,
 mirrored every other time, its colours distorted; evaluation: the central 87.5 % of height and
 width, scaled. Values are in -1..1. (slim's `inception_preprocessing`. Its crop is TensorFlow's
-`sample_distorted_bounding_box` of 5 to 100 % of the area with the whole image as the box, of which
-a tenth has to be covered: so no crop is smaller than that. Its central part is that of
-`tf.image.central_crop`.)
+`sample_distorted_bounding_box` of 5 to 100 % of the area. The box is the whole image, and a tenth
+of the box has to be covered: so no crop is smaller than a tenth. Its central part is what
+`tf.image.central_crop` gives.)
 
 Nothing draws a number here: what is random is given as numbers in [0, 1), `TRAIN_DRAWS` an image,
 so that augmentation is a function of the seed, the epoch and the example.
@@ -17,8 +17,8 @@ import tensorflow.compat.v1 as tf
 
 AUGMENTS = ('inception', 'crop', 'none')
 
-# At a crop, as in slim. Ten do for all but one in a million photographs, but leave an image that is
-# ten times as wide as high as it is one time in four.
+# Attempts at a crop, as many as in slim. Ten attempts do for all but one in a million photographs.
+# But for an image that is ten times as wide as high, ten attempts find no crop one time in four.
 ATTEMPTS = 100
 # The draws: mirrored; order of the colours' distortions; four factors; four of each attempt.
 MIRRORED = 0
@@ -65,11 +65,11 @@ def central_image(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
 def random_window(draws: tf.Tensor, height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
     """The crop: top, left, height and width, float32 [4], whole numbers of pixels.
 
-    The first of `ATTEMPTS` windows that is inside the image, has an area within the bounds and
-    covers enough of the image; the whole image where there is none.
+    It is the first of `ATTEMPTS` windows that is inside the image, has an area within the bounds
+    and covers enough of the image; the whole image where no window does.
 
     Args:
-      draws: float32 [TRAIN_DRAWS]: aspect, height, top, left of each, at their places.
+      draws: float32 [TRAIN_DRAWS]; from `_WINDOWS` on aspect, height, top and left of each window.
       height, width: of the image, float32 scalars.
     """
     draws = tf.reshape(draws[_WINDOWS:], [ATTEMPTS, 4])
@@ -94,7 +94,8 @@ def _heights_of_windows(aspects: tf.Tensor, draws: tf.Tensor, height: tf.Tensor,
     """The heights of windows, each drawn evenly from all whole numbers that its aspect allows.
 
     A window of the aspect a (width over height) and the area A has the height sqrt(A / a). The area
-    is `_LEAST_AREA` of the image at least; and the window is at most as high and as wide as that.
+    is at least `_LEAST_AREA` of the image's; the window is at most as high and as wide as the
+    image.
 
     Args:
       aspects: float32 [ATTEMPTS].
@@ -111,7 +112,7 @@ def _heights_of_windows(aspects: tf.Tensor, draws: tf.Tensor, height: tf.Tensor,
 
 
 def central_window(height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
-    """The central part: top, left, height, width; as much is left out on either side."""
+    """The central part: top, left, height, width; opposite sides lose the same."""
     begin = tf.floor(tf.stack([height, width]) * ((1. - _CENTRAL_SHARE) / 2.))
     return tf.concat([begin, tf.stack([height, width]) - 2. * begin], 0)
 
@@ -168,7 +169,7 @@ def distorted_colors(image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
       draws: float32 [5] in [0, 1): order, brightness, contrast, saturation, hue.
 
     Returns:
-      The same, in 0..1.
+      The changed image: float32 [height, width, 3] in 0..1.
     """
     def brightness(pixels: tf.Tensor) -> tf.Tensor:
         """Adds -32/255 to 32/255."""

@@ -21,12 +21,12 @@ _PLAIN = re.compile(r'(?:|.*[-_.])(?P<word>train|validation|test)(?:[-_.].*|)\.t
 
 
 def record_paths(folder: str) -> typing.Dict[str, typing.List[str]]:
-    """Sorted paths of the files of each split: `{'train': paths, 'test': paths}`. To test on are
-    the files of `validation`, or of `test` where there are none.
+    """Sorted paths of the files of each split: `{'train': paths, 'test': paths}`. The test split
+    has the files named `validation`; where there are none, the files named `test`.
 
     Raises:
-      DatasetError: the folder cannot be read, has no files of a split, or lacks some of those that
-        the names count.
+      DatasetError: the folder cannot be read, has no files of a split, or lacks some of the files
+        that the names count.
     """
     matches = _matches(folder)
     paths = {}
@@ -45,7 +45,7 @@ def record_paths(folder: str) -> typing.Dict[str, typing.List[str]]:
 
 def _files_of(matches: typing.List[typing.Match],
               words: typing.Tuple[str, ...]) -> typing.List[typing.Match]:
-    """The matches with the first of these words that any of them has; [] if none has one."""
+    """The matches with one of the `words`, the first that any match has; [] if no match has one."""
     for word in words:
         files = [match for match in matches if match.group('word') == word]
         if files:
@@ -74,12 +74,12 @@ class _Set(typing.NamedTuple):
 
     @property
     def example(self) -> typing.Match:
-        """The name of one of them."""
+        """The match of the name of one of the files."""
         return next(iter(self.files.values()))
 
 
 def _check_whole(folder: str, matches: typing.List[typing.Match]):
-    """Raises `DatasetError` where names of files count more files, or others, than there are.
+    """Raises `DatasetError` where the names of files count other files than there are.
 
     A copy under another ending (train-00001-of-00004.bak) and the rest of a set that was written
     anew in another number of files would give examples twice. Of train-00000-of-00002 and
@@ -106,7 +106,7 @@ def _check_whole(folder: str, matches: typing.List[typing.Match]):
 
 
 def _check_counted(folder: str, one_set: _Set):
-    """Raises `DatasetError` where the names of a `_Set` count more files than it has, or others."""
+    """Raises `DatasetError` where the names of a `_Set` count other files than it has."""
     files = one_set.files
     example = one_set.example
     count = int(example.group('count'))

@@ -35,7 +35,7 @@ class Synthetic:
                       share: typing.Tuple[int, int] = (0, 1)) -> tf.data.Dataset:
         """One batch, over and over: float32 in -1..1 and int64, of static shapes.
 
-        Each worker of a `share` has another one: those of the seeds from `seed` on.
+        Worker w of a `share` has a batch of its own, made with the seed `seed` + w.
         """
         del first_example, shift, remainder
         worker, _ = share

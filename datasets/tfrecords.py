@@ -3,12 +3,12 @@
 TF's own reader goes through a file from its start, which leaves a shuffle buffer as the only source
 of random order, and a buffer cannot be taken up where a stopped run left it. Here the places of
 all records are found once (their lengths are in the files, 12 bytes a record to read), and a
-record is then one read at its place.
+record then takes one read at its place.
 
 A record is: its length (uint64), a masked CRC-32C of these 8 bytes, the data, a masked CRC-32C of
-the data; little-endian. The checksums of all lengths are compared, since a length that is wrong
-leads anywhere: in the zeros that an interrupted copy leaves each 16 bytes would be a record. The
-data's own checksum is compared where that is asked for.
+the data; little-endian. The checksums of all lengths are compared, since a wrong length leads to a
+wrong place: in the zeros that an interrupted copy leaves, each 16 bytes would be a record. Only
+`is_intact` compares the checksum of the data.
 """
 
 import concurrent.futures
@@ -48,7 +48,7 @@ class Records:
         return len(self._places)
 
     def name(self, number: int) -> str:
-        """The name of record `number` that stays when its folder is moved."""
+        """The name of record `number`, which stays the same when its folder is moved."""
         file, within = self._within(number)
         return '%s, record %d' % (os.path.basename(self.paths[file]), within)
 
@@ -65,7 +65,7 @@ class Records:
         return file, number - first_of_file
 
     def read(self, number: int, before: int = 0, after: int = 0) -> bytes:
-        """The data of record `number`, with so many bytes that stand before and after it.
+        """The data of record `number`, with `before` bytes before it and `after` bytes after it.
 
         Raises:
           DatasetError: its file has gone, or has become shorter; the text begins with a verb, to
@@ -83,8 +83,8 @@ class Records:
         return data
 
     def is_intact(self, number: int) -> bool:
-        """Whether record `number` has the checksums that are written with it, by TensorFlow's own
-        reader."""
+        """Whether record `number` has the checksums that are written with it. TensorFlow's own
+        reader compares them."""
         with tempfile.NamedTemporaryFile(prefix='record') as file:
             file.write(self.read(number, _HEADER.size, _FOOTER_BYTES))
             file.flush()
@@ -138,7 +138,8 @@ def _cut_off(path: str, begin: int, size: int) -> DatasetError:
 
 
 def _length(path: str, header: bytes, begin: int):
-    """The length that the header of the record at a place says, whose checksum is compared."""
+    """The length in the header of a record, if its checksum is right; else it raises an error. The
+    record begins at byte `begin` of the file."""
     length, checksum = _HEADER.unpack(header)
     if masked_crc32c(header[:8]) == checksum:
         return length
