@@ -4,62 +4,71 @@ A rule is a function `(op, states, view)`:
 
     op      `tf.Operation` of the scratch graph
     states  the state of each of its inputs
-    view    `View`, which it asks for ranks, shapes and static values, and in which it notes why a
+    view    `View`; the rule asks it for ranks, shapes and static values, and notes in it why a
             statistic of the shard ends a proof
 
-It returns the state of all results, or a list with the state of each. `towers.proof.table` says
-which rule an operation has, and what reaches the rule: unless the row has the flag `takes_unknown`,
-`takes_positions` or `takes_sizes`, no input is UNKNOWN, none tells positions of examples, and sizes
-have become numbers (a rule with `takes_unknown` makes numbers of them itself). The sentence in a
-rule's docstring says why it is sound. Where a rule is not certain it returns `unknown(op, why)`.
-Where something that it needs is not known, such as a shape or the value of an argument,
-`common.required`, `static_rank` and their like raise `NotKnown`; `by_table` makes `unknown` of
-that, too. Of what is computed from one example, in a loop over them, `by_table` makes a value of
-that example in the place of `unknown`.
+A rule returns one state for all results of the operation, or a list with the state of each result.
+The table in `towers.proof.table` says which rule an operation has. The flags of the row say which
+inputs the rule can get:
 
-A decorator makes a whole rule of one that is written for some inputs alone: `for_examples`, of
-inputs that tell of examples; `moves_entries` and `computes_entries`, of values of the batch.
+- without `takes_unknown`, no input is UNKNOWN;
+- without `takes_positions`, no input tells positions of examples;
+- without `takes_sizes`, sizes have been converted to numbers before (a rule with `takes_unknown`
+  converts them itself).
 
-What the docstrings say of a tensor, and what its state is then:
+The docstring of a rule says why the rule is sound. Where a rule is not certain, it returns
+`unknown(op, why)`. Where a rule needs a value that is not known, such as a shape or an axis,
+`common.required`, `static_rank` and similar functions raise `NotKnown`; `by_table` converts this
+exception to the state `unknown`. Inside a loop over the examples, an operation may compute on the
+values of one example alone. There `by_table` replaces `unknown` with the state ONE_EXAMPLE.
+
+Some rules are written for some inputs alone, and a decorator adds the answer for all other inputs.
+A rule below `for_examples` is asked about inputs that tell of examples; a rule below
+`moves_entries` or `computes_entries` is asked about values of the batch.
+
+How the docstrings write a tensor, and the state of this tensor:
 
     x [n, 4]        one row for each of n examples: `per_example(0)`
     x [3, n]        the examples along dimension 1: `per_example(1)`
     x [3 n, 4]      3 neighbouring rows of each example: `per_example(0, inner=3)`; or all examples
                     three times, one round after the other: `per_example(0, outer=3)`
     x [rows, 4]     any number of rows of each example: `rows(0, selection)`, where `selection`
-                    names what chose them
+                    names the mask or operation that chose the rows
     w [4]           the same on every tower: `INDEPENDENT`
     (n, 4)          sizes, the numbers in a shape: `sizes_state([Size(0, 1), Size(4)])`
 
-Words that all modules use of states:
+Words for states, in all modules:
 
     by example      the entries are of single examples: PER_EXAMPLE, ROWS, ONE_EXAMPLE
-    of the batch    the same of all examples of the shard, along one dimension: PER_EXAMPLE, ROWS
+    of the batch    the tensor has entries of all examples of the shard, along one dimension:
+                    PER_EXAMPLE, ROWS
     total           a mean or a sum over the examples
     layout          where the examples are: `State.layout`
     constant        the same for each example, as ones [n] are: `State.is_constant`. A rule that
-                    does not follow this says that its result is not constant; that is always sound
-    as numbers      sizes, where an operation computes with them as with any numbers: 4 is the same
-                    on every tower then, n a sum over the examples (`sizes.as_numbers`)
+                    does not compute this field sets it to False, which is always sound
+    as numbers      sizes that an operation computes with as with any other numbers: then 4 is the
+                    same on every tower, and n is a sum over the examples (`sizes.as_numbers`)
     argument        an input that says what to do, such as an axis or a shape
 
 A mark on a state is the name of a statistic of the shard on which the value depends, but not
-linearly (`State.shard_statistics`); no loss with one is proven. Who adds marks:
+linearly (`State.shard_statistics`). No loss with a mark is proven. These add marks:
 
-- a rule, where it makes a statistic (`totals.shard_statistic`) or uses a total otherwise than
-  linearly (`totals.not_linear`);
-- `sizes.as_number`, where the number of examples is used as a number;
+- a rule, where its operation computes a statistic (`totals.shard_statistic`), or uses a total
+  otherwise than linearly (`totals.not_linear`);
+- `sizes.as_number`, where an operation uses the number of examples as a number;
 - `by_table`, for each total among the inputs that a rule does not account for;
-- `transfer`, for what may overflow, and for gradients of the program's own.
+- `transfer`, for values that may overflow, and for custom gradients of the program.
 
-Who hands them on: `by_table` gives each result the marks of all inputs; only the rule of a row
-without `keeps_marks`, of control flow, says itself which it hands on. All other rules may add the
-marks of their inputs (`with_marks_of`), which is right in any case, and necessary where a rule has
-made numbers of sizes itself: these numbers have marks that the sizes have not. Nobody takes a mark
-away, but `longest`, `verdict` for batch norms, and `transfer` for the moments of the whole batch.
+These hand marks on: `by_table` adds the marks of all inputs to each result. Only for a row without
+`keeps_marks`, of control flow, the rule itself chooses the marks that its results get. All other
+rules may add the marks of their inputs (`with_marks_of`). This is right in any case. It is
+necessary where a rule itself has converted sizes to numbers: these numbers have marks that the
+sizes lack. Marks are removed in three places alone: by `longest`, by `verdict` for batch norms, and
+by `transfer` for the moments of the whole batch.
 
 Read `common` (questions about states), `entries` (one by one: `exp`, `+`), `totals` (means and
-sums), `reductions`, `products`, `shapes`; then those that put entries elsewhere: `moves`,
-`reshapes`, `layout`, `slices`, `joining`, `gathers`, `blocks`, `images`, `rows`, `lookups`; then
-`loops`, `longest`, `arrays`, and for control flow v2 `loops_v2`, `tensor_lists`.
+sums), `reductions`, `products`, `shapes`; then the modules for operations that put entries
+elsewhere: `moves`, `reshapes`, `layout`, `slices`, `joining`, `gathers`, `blocks`, `images`,
+`rows`, `lookups`; then `loops`, `longest`, `arrays`, and for control flow v2 `loops_v2`,
+`tensor_lists`.
 """

@@ -1,8 +1,9 @@
 """A rule for one row of each block of rows: `tf.gather(x, tf.range(n) * 8 + tf.argmax(y, 1))`.
 
-Of x [8 n, 4], with a block of 8 rows for each example, one row of each block is taken. Its place in
-the block has to be below 8 for all data: another one is a row of another example. Places that are
-fed, such as BERT's of masked words, may be any number, and have no rule.
+x [8 n, 4] has a block of 8 rows for each example, and the gather takes one row of each block. The
+row's place in the block has to be below 8 for all data: a larger place is a row of another example.
+The places may be fed, such as the places of masked words in BERT. A fed place may be any number, so
+that there is no rule for it.
 """
 
 import typing
@@ -17,13 +18,13 @@ from towers.proof.view import View, is_wide, same_numbers_behind
 
 
 class _Blocks(typing.NamedTuple):
-    """The first rows of all blocks: 0, 8, 16, … of blocks of 8 rows."""
+    """The first rows of all blocks, such as 0, 8, 16, … of blocks of 8 rows."""
     of_each: int  # the number of blocks of each example
     rows: int  # the number of rows of each block
 
 
 class _RowNumbers(typing.NamedTuple):
-    """The numbers of the rows that are taken, one of each block."""
+    """The numbers of the rows that are taken, one row of each block."""
     blocks: _Blocks
     places: tf.Tensor  # the place within each block, below `blocks.rows`
 
@@ -33,13 +34,13 @@ def row_of_each_block(op: tf.Operation, params: State, view: View) -> typing.Opt
 
     Args:
       op: the operation.
-      params: the state of what it takes rows of.
+      params: the state of the tensor whose rows are taken.
       view: `View`.
 
     Returns:
       The state; None where it is not known that one row of each block is taken.
     """
-    is_of_variable = op.type == 'ResourceGather'  # whose rows are of no examples
+    is_of_variable = op.type == 'ResourceGather'  # whose rows belong to no examples
     if is_of_variable or not takes_whole_rows(op, view):
         return None
     numbers = _row_numbers(op.inputs[1], view)
@@ -57,8 +58,8 @@ def row_of_each_block(op: tf.Operation, params: State, view: View) -> typing.Opt
 
 
 def _row_numbers(tensor: tf.Tensor, view: View) -> typing.Optional[_RowNumbers]:
-    """The numbers `tf.range(n) * 8 + argmax` of rows, with the terms in either order; None of any
-    other tensor."""
+    """The row numbers `tf.range(n) * 8 + argmax`, with the terms in either order; None for other
+    tensors."""
     sum_ = same_numbers_behind(tensor).op
     may_overflow = not is_wide(sum_.outputs[0])
     if sum_.type not in ('Add', 'AddV2') or may_overflow:
@@ -69,8 +70,9 @@ def _row_numbers(tensor: tf.Tensor, view: View) -> typing.Optional[_RowNumbers]:
 
 def _row_numbers_of_terms(first_rows: tf.Tensor, places: tf.Tensor,
                           view: View) -> typing.Optional[_RowNumbers]:
-    """The sum of `tf.range(n) * 8`, the first rows of blocks of 8 rows, and of a place in each
-    block, as an argmax over 8 entries gives it: that is below 8 for all data.
+    """The row numbers that are the sum of two terms: `tf.range(n) * 8`, the first rows of blocks of
+    8 rows; and a place in each block, the result of an argmax over at most 8 entries, which is
+    below 8 for all data.
 
     Args:
       first_rows: the term that may be the first rows of the blocks.
@@ -78,7 +80,7 @@ def _row_numbers_of_terms(first_rows: tf.Tensor, places: tf.Tensor,
       view: `View`.
 
     Returns:
-      `_RowNumbers`; None where the terms are others.
+      `_RowNumbers`; None for other terms.
     """
     blocks = _first_rows_of_blocks(first_rows, view)
     if blocks is None or places.op.type not in ('ArgMax', 'ArgMin'):
@@ -90,7 +92,7 @@ def _row_numbers_of_terms(first_rows: tf.Tensor, places: tf.Tensor,
 
 
 def _first_rows_of_blocks(tensor: tf.Tensor, view: View) -> typing.Optional[_Blocks]:
-    """The first rows of blocks, `tf.range(n) * 8`, with the factors in either order; None of any
+    """The first rows of blocks, `tf.range(n) * 8`, with the factors in either order; None for any
     other tensor."""
     if tensor.op.type != 'Mul':
         return None
@@ -100,8 +102,8 @@ def _first_rows_of_blocks(tensor: tf.Tensor, view: View) -> typing.Optional[_Blo
 
 def _blocks_by_factors(block_numbers: tf.Tensor, rows: tf.Tensor,
                        view: View) -> typing.Optional[_Blocks]:
-    """The product of `tf.range(n)`, the numbers of blocks, and of a static number of rows, 8; or of
-    `tf.range(2 n)`, with two blocks for each example.
+    """The blocks whose first rows are the product of two factors: `tf.range(n)`, the numbers of the
+    blocks, or `tf.range(2 n)` for two blocks of each example; and a static number of rows, 8.
 
     Args:
       block_numbers: the factor that may be the range.
@@ -109,7 +111,7 @@ def _blocks_by_factors(block_numbers: tf.Tensor, rows: tf.Tensor,
       view: `View`.
 
     Returns:
-      `_Blocks`; None where the factors are others.
+      `_Blocks`; None for other factors.
     """
     blocks_of_each = _count_of_range(same_numbers_behind(block_numbers).op, view)
     rows_of_block = view.value(rows)
@@ -122,8 +124,8 @@ def _blocks_by_factors(block_numbers: tf.Tensor, rows: tf.Tensor,
 
 
 def _count_of_range(op: tf.Operation, view: View) -> typing.Optional[int]:
-    """How many numbers for each example a range from 0 on has: 2 of `tf.range(2 n)`; None of other
-    ranges and operations."""
+    """How many numbers a range from 0 on has for each example: 2 for `tf.range(2 n)`; None for
+    other ranges and operations."""
     if op.type != 'Range':
         return None
     end = end_of_count([sizes_in(tensor, view.state(tensor), view) for tensor in op.inputs])
@@ -135,9 +137,13 @@ def _count_of_range(op: tf.Operation, view: View) -> typing.Optional[int]:
 
 
 def _length_of_argmax(op: tf.Operation, view: View) -> typing.Optional[int]:
-    """The length of the dimension over which an argmax of values [n, 8] goes, 8: the places that it
-    gives are below that. None where the length is not static, where the argmax goes over the
-    examples, and for other values."""
+    """The length of the dimension over which an argmax goes: 8 for values [n, 8] of the examples.
+    The results of the argmax are below this length.
+
+    Returns:
+      The length; None where it is not static, where the argmax goes over the examples, and where
+      the values are not PER_EXAMPLE.
+    """
     state = view.state(op.inputs[0])
     if state.kind is not Kind.PER_EXAMPLE:
         return None

@@ -1,8 +1,8 @@
-"""What most rules ask of states, of operations and of sizes, and what they do to dimensions.
+"""Functions that most rules use: questions about states, operations and sizes; new dimensions.
 
     by example      the entries are of single examples: PER_EXAMPLE, ROWS, ONE_EXAMPLE
-    of the batch    the same of all examples of the shard, along the dimension `State.axis`:
-                    PER_EXAMPLE, ROWS
+    of the batch    the tensor has entries of all examples of the shard, along the dimension
+                    `State.axis`: PER_EXAMPLE, ROWS
 """
 
 import typing
@@ -23,7 +23,8 @@ from towers.proof.states import (
 from towers.proof.view import View
 
 Results = typing.Union[State, typing.List[State]]
-"""What a rule returns: the state of all results of an operation, or a list with that of each."""
+"""What a rule returns: one state for all results of an operation, or a list with the state of each
+result."""
 
 OWN_ARGUMENTS = 'has arguments that are computed from the examples'
 COUPLES_EXAMPLES = 'brings examples together with each other'
@@ -37,22 +38,22 @@ TAKES_BY_PLACES = 'takes elements by their places'
 # ---- questions about states ----------------------------------------------------------------------
 
 def any_by_example(states: typing.Iterable[State]) -> bool:
-    """Whether one of the states at least has entries of single examples."""
+    """Whether at least one of the states has entries of single examples."""
     return any(state.is_by_example for state in states)
 
 
 def any_of_kind(states: typing.Iterable[State], *kinds: Kind) -> bool:
-    """Whether one of the states at least is of one of these kinds."""
+    """Whether at least one of the states is of one of these kinds."""
     return any(state.kind in kinds for state in states)
 
 
 def any_position(states: typing.Iterable[State]) -> bool:
-    """Whether one of the states at least tells positions of examples."""
+    """Whether at least one of the states tells positions of examples."""
     return any(state.is_position for state in states)
 
 
 def tell_of_examples(states: typing.Sequence[State]) -> bool:
-    """Whether one of the states at least has entries of single examples, or their positions."""
+    """Whether at least one of the states has entries of single examples, or their positions."""
     return any_by_example(states) or any_position(states)
 
 
@@ -62,8 +63,8 @@ def kinds_of(states: typing.Iterable[State]) -> typing.Set[Kind]:
 
 
 def layouts_of_examples(states: typing.Iterable[State]) -> typing.Set[Layout]:
-    """Where the examples are in the values that have entries of single examples: one layout, if
-    they are in the same place in all of these."""
+    """The layouts of the values that have entries of single examples. It is one layout, if all of
+    these values have the examples in the same place."""
     return {state.layout for state in states if state.is_by_example}
 
 
@@ -78,42 +79,47 @@ def has_examples_first(state: State) -> bool:
 
 
 def are_shared_arguments(states: typing.Sequence[State]) -> bool:
-    """Whether all examples of the shard have arguments, such as an axis, alike.
+    """Whether all examples of the shard have the same arguments, such as an axis.
 
-    They may depend on all examples together, as a mean does: then `by_table` marks the result.
+    An argument may depend on all examples together, as a mean does: then `by_table` marks the
+    result.
     """
     return not tell_of_examples(states)
 
 
 def is_same_on_towers(state: State) -> bool:
-    """Whether a number is the same on every tower, however many examples each of them has."""
+    """Whether a number is the same on every tower, however many examples each tower has."""
     return state.kind in (Kind.INDEPENDENT, Kind.SIZES) and not state.depends_on_size
 
 
 def fits_examples_as_built(state: State, view: View) -> bool:
-    """Whether a value without examples may go beside the examples, an entry to each of them.
+    """Whether a value without examples may be combined with the examples, one entry with each.
 
     There are two kinds of analyses. A proof is about batches of any size: ones [8, 4] fit batches
     of 8 examples alone, and the answer is False. The analysis of a graph as built, with a static
-    batch of 8 examples, only finds out where these 8 are (`static_batch`). There ones [8, 4] are as
-    good as ones for each of the 8.
+    batch of 8 examples, only finds out where these 8 examples are (`static_batch`). There ones
+    [8, 4] count as ones for each of the 8 examples, and the answer is True.
     """
     return view.is_as_built and state.is_uniform
 
 
 def is_shared_or_at(state: State, layout: Layout) -> bool:
-    """Whether an argument is the same on every tower, or has a number for each example where a
-    layout has it: lengths of sequences, all alike, or [n] with one for each.
+    """Whether an argument is the same on every tower, or has a number for each example in a given
+    layout. Examples are lengths of sequences: one length for all, or [n], a length for each.
 
-    Of a vector in another layout, such as [2 n] with two neighbouring numbers of each example, or
-    rows that a mask leaves, an example would get the number of another one.
+    In a vector of another layout, an example would get the number of another example: in [2 n] with
+    two neighbouring numbers of each example, or in rows that a mask leaves.
     """
     return state.kind is Kind.INDEPENDENT or state.layout == layout
 
 
 def vector_along_examples(state: State) -> State:
-    """The state of a vector with an entry for each entry of a value along its dimension of the
-    examples: for x [4, 3 n], a vector [3 n]. The value may also be positions."""
+    """The state of a vector with one entry for each step of a value along the examples' dimension:
+    for x [4, 3 n], a vector [3 n].
+
+    Args:
+      state: the state of the value: of the batch, or positions.
+    """
     return State(Kind.PER_EXAMPLE, axis=0, outer=state.outer, inner=state.inner)
 
 
@@ -125,18 +131,18 @@ def is_multiple_of_examples(size: Size) -> bool:
 
 
 def axes_of_examples(shape: Sizes) -> typing.List[int]:
-    """The dimensions of a shape whose lengths have the number of examples in them: of (4, 2 n) the
-    dimension 1."""
+    """The dimensions of a shape whose lengths contain the number of examples: [1] for the shape
+    (4, 2 n)."""
     return [axis for axis, size in enumerate(shape) if size.per_example]
 
 
 def begins_with_examples(shape: typing.Optional[Sizes], entries_of_each: int = 1) -> bool:
-    """Whether a shape is known to begin with a multiple of the number of examples, and to have that
-    number nowhere else: (3 n, 4), with 3 entries of each example.
+    """Whether a shape is known to begin with `entries_of_each` times the number of examples, and to
+    have this number nowhere else: (3 n, 4), with 3 entries of each example.
 
     Args:
       shape: the shape; None where it is not known.
-      entries_of_each: how many entries along the first dimension each example has.
+      entries_of_each: how many entries each example has along the first dimension.
     """
     if not shape or shape[0] != Size(constant=0, per_example=entries_of_each):
         return False
@@ -144,8 +150,8 @@ def begins_with_examples(shape: typing.Optional[Sizes], entries_of_each: int = 1
 
 
 def has_one_entry_along(axis: int, tensor: tf.Tensor, view: View) -> bool:
-    """Whether it is certain that a tensor has the length 1 along a dimension, so that what it has
-    there goes to each example alike.
+    """Whether it is certain that a tensor has the length 1 along a dimension, so that broadcasting
+    gives this one entry to each example.
 
     Args:
       axis: the dimension; a negative one counts from the last, -1.
@@ -157,16 +163,16 @@ def has_one_entry_along(axis: int, tensor: tf.Tensor, view: View) -> bool:
 
 
 def has_examples_last(state: State, rank: int) -> bool:
-    """Whether a tensor of a number of dimensions has the examples along the last, as [4, n] has."""
+    """Whether a tensor of this rank has the examples along its last dimension, as [4, n] has."""
     return is_of_batch(state) and state.axis == rank - 1
 
 
 # ---- what is known -------------------------------------------------------------------------------
 
 class NotKnown(Exception):
-    """The proof ends at an operation, since something that its rule needs is not known.
+    """The proof ends at an operation, since a value that its rule needs is not known.
 
-    `by_table`, which asks the rules, takes the state `unknown` of it for the rule's answer.
+    `by_table`, which asks the rules, takes `state` of this exception for the rule's answer.
     """
 
     def __init__(self, op: tf.Operation, why: str):
@@ -180,7 +186,7 @@ _Value = typing.TypeVar('_Value')
 
 def all_known(values: typing.Iterable[typing.Optional[_Value]]
               ) -> typing.Optional[typing.List[_Value]]:
-    """The values, where all of them are known; None where one is None."""
+    """List of the values, if no value is None; else None."""
     known = []
     for value in values:
         if value is None:
@@ -190,11 +196,11 @@ def all_known(values: typing.Iterable[typing.Optional[_Value]]
 
 
 def required(value: typing.Optional[_Value], op: tf.Operation, why: str) -> _Value:
-    """A value that the rule of an operation needs, such as a shape.
+    """Returns a value that the rule of an operation needs, such as a shape, if it is known.
 
     Args:
       value: the value; None where it is not known.
-      op: the operation, at which the proof ends where it is not known.
+      op: the operation; the proof ends here if the value is not known.
       why: the predicate of a sentence about the operation: 'has a shape that is not static'.
 
     Raises:
@@ -209,7 +215,7 @@ def static_rank(tensor: tf.Tensor, op: tf.Operation, view: View) -> int:
     """The number of dimensions of an input or a result of an operation.
 
     Raises:
-      NotKnown: it is not static, so that the proof ends at the operation.
+      NotKnown: the rank is not static, so that the proof ends at the operation.
     """
     return required(view.rank(tensor), op, NO_STATIC_RANK)
 
@@ -218,17 +224,17 @@ def static_value(tensor: tf.Tensor, op: tf.Operation, view: View) -> np.ndarray:
     """The value of an argument of an operation, such as an axis.
 
     Raises:
-      NotKnown: it is not static, so that the proof ends at the operation.
+      NotKnown: the value is not static, so that the proof ends at the operation.
     """
     return required(view.value(tensor), op, NO_STATIC_ARGUMENT)
 
 
 def static_entry(tensor: tf.Tensor, place: int, op: tf.Operation, view: View) -> np.ndarray:
-    """The value of one entry of an argument of an operation, or of one row of a matrix; the others
-    need not be static.
+    """The value of one entry of a vector, or of one row of a matrix, that is an argument of an
+    operation. The other entries or rows need not be static.
 
     Raises:
-      NotKnown: it is not static, so that the proof ends at the operation.
+      NotKnown: the entry is not static, so that the proof ends at the operation.
     """
     return required(view.entry(tensor, place), op, NO_STATIC_ARGUMENT)
 
@@ -238,8 +244,8 @@ def static_entry(tensor: tf.Tensor, place: int, op: tf.Operation, view: View) ->
 def takes_whole_rows(gather: tf.Operation, view: View) -> bool:
     """Whether a `tf.gather` takes entries along the first dimension, x[i], and so whole rows.
 
-    Only the type `GatherV2` has an axis, as its third input, and `batch_dims`: the number of first
-    dimensions that it goes through one by one, as in x[b, i].
+    Only the type `GatherV2` has an axis, its third input, and the attribute `batch_dims`: how many
+    of the first dimensions `params` and `indices` have in common, as b in x[b, indices[b, i]].
     """
     if gather.type != 'GatherV2':
         return True
@@ -250,15 +256,15 @@ def takes_whole_rows(gather: tf.Operation, view: View) -> bool:
 # ---- the examples' dimension ---------------------------------------------------------------------
 
 def state_of_layout(layout: Layout) -> State:
-    """The state of values that have the examples where a layout says."""
+    """The state of values with a given layout, without any other property, and without marks."""
     return State(layout.kind, layout.axis, layout.outer, layout.inner, layout.selection)
 
 
 def with_new_dimension(state: State, place: int) -> State:
-    """The state of values of the batch after a dimension is put in at a place.
+    """The state of values of the batch after a new dimension is inserted at a place.
 
-    [n, 4] with a new dimension at 0 is [1, n, 4], with the examples along dimension 1; at 1 it is
-    [n, 1, 4], with the examples where they were.
+    Inserted at 0, [n, 4] becomes [1, n, 4], with the examples along dimension 1. Inserted at 1, it
+    becomes [n, 1, 4], with the examples still along dimension 0.
     """
     if place > state.axis:
         return state
@@ -266,7 +272,7 @@ def with_new_dimension(state: State, place: int) -> State:
 
 
 def without_dimensions(state: State, dropped: typing.Iterable[int]) -> State:
-    """The state of values of the batch without some dimensions, none of them the examples'.
+    """The state of values of the batch after some dimensions are dropped, but not the examples'.
 
     [1, n, 4] without dimension 0 is [n, 4], with the examples along dimension 0.
     """

@@ -1,11 +1,11 @@
 """Rules for operations on single entries: `tf.exp`, `a + b`, `a * b`, a choice, a change of type.
 
-Each entry of the result is a function of the entries at its place, by broadcasting. So the examples
-stay where they are: of x [n, 4] and y [n, 1], both with the examples along dimension 0, entry
-(e, i) of the result belongs to example e.
+Each entry of the result is a function of the entries of the inputs at the same place, after
+broadcasting. So the examples stay where they are. For x [n, 4] and y [n, 1], both with the examples
+along dimension 0, entry (e, i) of the result belongs to example e.
 
-An input may have sizes, entries of single examples, or neither; then it is the same on every tower,
-or a mean or a sum over the examples (`totals`).
+An input may have sizes, or entries of single examples. Any other input is the same on every tower,
+or a mean, a sum or a share over the examples (`totals`).
 """
 
 import typing
@@ -56,12 +56,12 @@ def elementwise(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def add(op: tf.Operation, states: _States, view: View) -> State:
-    """Sums and differences: f + g of an example; the sum of means is a mean, of sums a sum."""
+    """Sums and differences: f + g of an example; a sum of means is a mean, a sum of sums a sum."""
     return _entry_by_entry(op, states, view, sum_of_totals)
 
 
 def multiply(op: tf.Operation, states: _States, view: View) -> State:
-    """Products: f g of an example; a factor that is the same on every tower keeps a mean a mean."""
+    """Products: f g of an example; a mean times a factor that all towers share is a mean."""
     return _entry_by_entry(op, states, view, product_of_totals)
 
 
@@ -71,9 +71,9 @@ def _entry_by_entry(op: tf.Operation, states: _States, view: View,
 
     Args:
       op: the operation.
-      states: of its inputs.
+      states: the states of its inputs.
       view: `View`.
-      rule_without_examples: the rule for inputs none of which has entries of single examples.
+      rule_without_examples: the rule for the case that no input has entries of single examples.
     """
     sizes = arithmetic_of_sizes(op, list(states), view)
     if sizes is not None:
@@ -92,13 +92,14 @@ def linear(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def cast(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.cast`: the same numbers in another type, so the same state, where the type has them all.
+    """`tf.cast`: the same numbers in another type have the same state, if the type can hold them.
 
-        positions           wide integers alone: a rounded position is that of another example
-        sizes               wide integers, or floats, whose rounding is not counted
-        means, sums, …      floats and complex numbers alone: the mean of integers that have lost
-                            their fractions is not the integer of the mean
-        any other state     any type: each entry is cast by itself
+        positions              only to wide integers: a rounded position is the position of another
+                               example
+        sizes                  only to wide integers, or to floats: a proof neglects rounding errors
+        means, sums, shares    only to floats or complex numbers: to an integer the cast cuts the
+                               fraction off, which is not linear
+        any other state        to any type: each entry is cast by itself
     """
     state = states[0]
     dtype = op.outputs[0].dtype
@@ -133,24 +134,25 @@ def divide(op: tf.Operation, states: _States, view: View) -> State:
 def select(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.where(condition, x, y)`: by a condition [n, 4] each entry of x or of y [n, 4].
 
-    By a condition that is the same on every tower, all of them choose the same of two means.
+    By a condition that is the same on every tower, all towers choose the same one of two means.
     """
     condition, *values = states
     if any_by_example(states):
-        # `Select` chooses whole rows by a condition [n], where any other operation would broadcast
-        # it along the last dimension of the values.
+        # `Select` chooses whole rows by a condition [n]. Any other operation would broadcast a
+        # vector along the last dimension of the values.
         chooses_rows = op.type == 'Select' and view.rank(op.inputs[0]) == 1
         if chooses_rows and condition.kind is Kind.PER_EXAMPLE:
             return _selected_rows(op, condition, values)
         return by_example(op, states, view)
     if condition.is_alike_on_towers:
-        # One of the means of f and of g is a mean, of f or of g, as their sum is one.
+        # All towers choose the mean of f, or all choose the mean of g: the result is a mean, as
+        # the sum of the two means is.
         return sum_of_totals(op, values, view).with_marks_of(condition)
     return not_linear(op, states, view)
 
 
 def _selected_rows(op: tf.Operation, condition: State, values: _States) -> State:
-    """`Select(condition [n], x [n, 4], y [n, 4])`: for each example, its row of x or of y."""
+    """`Select(condition [n], x [n, 4], y [n, 4])`: each example's row of x, or its row of y."""
     row_of_each = vector_along_examples(condition)
     if any(state.layout != row_of_each.layout for state in values):
         return unknown(op, 'chooses rows that are not known to be of the same examples')
@@ -160,14 +162,16 @@ def _selected_rows(op: tf.Operation, condition: State, values: _States) -> State
 # ---- values of the examples ----------------------------------------------------------------------
 
 def by_example(op: tf.Operation, states: _States, view: View) -> State:
-    """A function of single entries, at least one input of which has entries of single examples.
+    """The state of a function of single entries, where at least one input has entries of single
+    examples.
 
     Args:
       op: the operation.
-      states: of its inputs, sizes as numbers.
+      states: the states of its inputs, with sizes as numbers.
       view: `View`.
     """
-    # An example to which a mean of the shard goes depends on all examples of the shard.
+    # A mean of the shard that is broadcast to an example makes the result of this example depend on
+    # all examples of the shard.
     marks = marks_of_totals(op, states, view, "gives each example a value of all examples ('%s')")
     if not any_of_kind(states, Kind.ONE_EXAMPLE):
         return _by_example_of_batch(op, states, view).with_marks_of(marks)
@@ -179,13 +183,13 @@ def by_example(op: tf.Operation, states: _States, view: View) -> State:
 def _by_example_of_batch(op: tf.Operation, states: _States, view: View) -> State:
     """The state of a function of single entries of values of the batch.
 
-    All inputs that have examples have them along the same dimension, counted from the last one, as
-    broadcasting does. All other inputs have one entry along this dimension, which goes to each
-    example: x [n, 4] and a weight [4] or [1, 4], but not one [8, 4].
+    All inputs that have examples must have them along the same dimension, counted from the last
+    dimension as broadcasting counts. All other inputs must have one entry along this dimension,
+    which goes to each example: x [n, 4] fits a weight [4] or [1, 4], but no weight [8, 4].
 
     Args:
       op: the operation.
-      states: of its inputs, at least one of which is PER_EXAMPLE or ROWS.
+      states: the states of its inputs, at least one of which is PER_EXAMPLE or ROWS.
       view: `View`.
     """
     layouts = of_equal_lengths(_layouts_from_end(op, states, view))
@@ -204,7 +208,7 @@ def _by_example_of_batch(op: tf.Operation, states: _States, view: View) -> State
 
 def _layouts_from_end(op: tf.Operation, states: _States, view: View) -> typing.Set[Layout]:
     """The layouts of the inputs that have examples, with the axis counted from the last dimension,
-    which is -1: x [n, 4] and y [3, n, 4] have the examples along -2.
+    -1: x [n, 4] and y [3, n, 4] both have the examples along -2.
 
     Raises:
       NotKnown: a rank is not static, so that the proof ends at the operation.
@@ -218,17 +222,19 @@ def _layouts_from_end(op: tf.Operation, states: _States, view: View) -> typing.S
 
 
 def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
-    """The layouts of tensors that an operation demands to have equal lengths along the examples.
+    """The layouts of tensors, after the tensors are known to have equal lengths along the examples,
+    since an operation demands it.
 
     Let x [n L] have L entries of each example, where the length L is not static. In the layout of x
-    a large prime stands for it (`stand_ins`), as `inner`. The sum of x and y [8 n] demands that L
-    is 8: both layouts get 8 as `inner`. The sum of x and z [n M], with another prime for M, demands
-    that L is M: both get the smaller one of the primes.
+    `inner` is a large prime that stands for L (`stand_ins`). The sum of x and y [n 8] demands that
+    L is 8: both layouts get 8 as `inner`. The sum of x and z [n M], where another prime stands for
+    M, demands that L is M: both layouts get the smaller one of the primes.
 
     Args:
-      layouts: of one tensor at least.
+      layouts: the layouts of at least one tensor.
     """
-    # A number that is static, if any layout has one: all primes that stand for lengths are larger.
+    # The smallest `inner` is a static number, if any layout has a static one: all primes that stand
+    # for lengths are larger (`LEAST_STAND_IN`).
     smallest_inner = min(layout.inner for layout in layouts)
     equal = set()
     for layout in layouts:
@@ -238,8 +244,8 @@ def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
 
 
 def _are_constant(states: _States) -> bool:
-    """Whether a function of values with these states is the same for each example: so it is if each
-    value is constant, as ones [n] are, or does not depend on the examples."""
+    """Whether a function of values with these states is the same for each example: each value is
+    constant, as ones [n] are, or does not depend on the examples."""
     depending = [state for state in states if state.is_by_example or state.is_total]
     return all(state.is_constant for state in depending)
 

@@ -1,10 +1,11 @@
 """Rules for entries at indices: rows of tables that all towers share, rows of the examples.
 
-Examples may be taken by their own positions alone: `tf.gather(x [n, 4], tf.range(n))` is x, and by
-the positions that a mask leaves it is the rows of the mask. By any other indices, an example would
-get the row of another one, which may be in another shard.
+Rows of examples may be taken by the examples' own positions alone: `tf.gather(x [n, 4],
+tf.range(n))` is x, and a gather at the positions that a mask leaves gives the rows of the mask. At
+any other indices, an example would get the row of another example, which may be in another shard.
 
-TensorFlow calls what rows are taken of `params`; it is the first input, and the indices the second.
+A gather takes rows of its first input, which TensorFlow calls `params`. The second input is the
+indices.
 
 Words of other modules: positions have the `selection` `EVERY_EXAMPLE` unless a mask left them;
 `ROW_OF_EACH_EXAMPLE` is the layout of x [n, …], whose row e is of example e.
@@ -59,24 +60,26 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.gather(table [20, 4], x [n])`: [n, 4], a row of the table for each example; or
     `tf.gather(x [n, 4], [2, 0], axis=1)`: [n, 2], two columns of each example.
 
-    A gather from a shape picks some of its sizes.
+    A gather from a shape picks some of its sizes. Even indices of the state UNKNOWN may be read in
+    the graph (`_gathered_at_unknown`): therefore the rule's row in the table `takes_unknown`.
     """
     indices = states[1]
-    if indices.kind is Kind.UNKNOWN:  # for which the row of the table `takes_unknown`
+    if indices.kind is Kind.UNKNOWN:
         return _gathered_at_unknown(op, states, view)
     return _gathered_at_known(op, states, view)
 
 
 def _gathered_at_unknown(op: tf.Operation, states: _States, view: View) -> State:
-    """The state of rows at indices of which no state tells anything, by their operations.
+    """The state of rows at indices whose state is UNKNOWN, by the operations that compute them.
 
-        tf.range(n) * 8 + place         may be one row of each block of 8 rows
-        which, of `tf.unique(values)`   numbers the different values of the shard; where their rows
-                                        were gathered before, this gives the rows of all values
+        tf.range(n) * 8 + place         may take one row of each block of 8 rows
+        different, which =              `which` are the places of the values among the shard's
+        tf.unique(values)               different values. After a gather of the rows of `different`,
+                                        a gather at `which` gives the rows of all values
 
     Args:
       op: the operation.
-      states: of its inputs.
+      states: the states of its inputs.
       view: `View`.
     """
     params = states[0]
@@ -91,42 +94,44 @@ def _gathered_at_unknown(op: tf.Operation, states: _States, view: View) -> State
 
 
 def _gathered_at_known(op: tf.Operation, states: _States, view: View) -> State:
-    """The state of rows at indices by the states of both, and of the axis, if it is an input."""
+    """The state of rows at indices, by the states of all inputs: params, indices and, if the
+    operation has one, the axis."""
     not_known = first_unknown(states)
     if not_known is not None:
         return not_known
     params = states[0]
-    axis_argument = states[2:]  # [] where the operation has no such input
+    axis_argument = states[2:]  # [] for `Gather`, which has no axis
     if params.kind is Kind.SIZES:
         sizes = rearranged_sizes(op, states, view)
         if sizes is not None:
             return sizes
     if not are_shared_arguments(axis_argument):
         return unknown(op, OWN_ARGUMENTS)
-    params, indices = as_numbers(op, states[:2], view)  # the result is no shape
+    # The result is no shape: sizes count as numbers from here on.
+    params, indices = as_numbers(op, states[:2], view)
     return _gathered(op, params, indices, view)
 
 
 def _gathered(op: tf.Operation, params: State, indices: State, view: View) -> State:
-    """The state of rows at indices, by what the indices are.
+    """The state of rows at indices, by the state of the indices.
 
         positions of examples    the rows of these examples
-        one example, in a loop   of that example, as any function of it
+        of one example           in a loop over the examples: the row is of this example, too
         of the batch             by the places of the examples in params and indices
-        a mean or a sum          the row is chosen by a value of the shard: it gets its mark
-        the same on every tower  of the params' state: a row of a mean is a mean
+        a mean or a sum          a value of the shard chooses the row, which gets the value's mark
+        the same on every tower  the state of the params: a row of a mean is a mean
 
     Args:
       op: the operation.
-      params: the state of what rows are taken of.
-      indices: the state of their indices.
+      params: the state of the tensor whose rows are taken.
+      indices: the state of the indices.
       view: `View`.
     """
-    if indices.kind is Kind.ROW_POSITION:  # those of the rows that a mask of rows keeps
+    if indices.kind is Kind.ROW_POSITION:  # positions of the rows that a mask [rows] keeps
         return rows_of_rows(op, params, indices, view)
     if params.is_position or indices.kind is Kind.INDICES:
         return unknown(op, COMPUTES_WITH_POSITIONS)
-    if indices.kind is Kind.POSITION:  # those of all examples, or of those that a mask keeps
+    if indices.kind is Kind.POSITION:  # positions of all examples, or of those that a mask keeps
         return rows_at_positions(op, params, indices, view)
     if any_of_kind([params, indices], Kind.ONE_EXAMPLE):
         return by_example(op, [params, indices], view)
@@ -142,16 +147,16 @@ def _gathered_of_batch(op: tf.Operation, params: State, indices: State, view: Vi
 
     The result has the dimensions of the indices in the place of the params' dimension `axis`:
 
-        a table [20, 4] at x [n], axis 0         [n, 4]: the examples where the indices have them
-        x [n, 4] at [2, 0], axis 1               [n, 2]: behind the examples, which stay there
-        x [3, n] at [[2, 0], [1, 1]], axis 0     [2, 2, n]: before them, which are moved by it
+        a table [20, 4] at x [n], axis 0         [n, 4]: the dimension of the indices' examples
+        x [n, 4] at [2, 0], axis 1               [n, 2]: the examples stay along dimension 0
+        x [3, n] at [[2, 0], [1, 1]], axis 0     [2, 2, n]: the examples move from dimension 1 to 2
         x [n, 4] at y [n, 2], `batch_dims` 1     [n, 2]: each example at its own indices
-        x [n, 4] at any indices, axis 0          not known: rows of other examples
+        x [n, 4] at any indices, axis 0          unknown: an example may get another one's row
 
     Args:
       op: the operation.
-      params: the state of what rows are taken of.
-      indices: the state of their indices.
+      params: the state of the tensor whose rows are taken.
+      indices: the state of the indices.
       view: `View`.
     """
     axis = _axis_of_gather(op, view)
@@ -164,14 +169,19 @@ def _gathered_of_batch(op: tf.Operation, params: State, indices: State, view: Vi
         return unknown(op, _BY_PLACES)
     if axis > params.axis:
         return params.with_marks_of(indices)
-    new_dimensions = static_rank(op.inputs[1], op, view) - 1  # those of the indices replace one
+    # The dimensions of the indices replace one dimension of the params, before the examples'.
+    new_dimensions = static_rank(op.inputs[1], op, view) - 1
     return params._replace(axis=params.axis + new_dimensions).with_marks_of(indices)
 
 
 def _gathered_of_each(op: tf.Operation, params: State, indices: State) -> State:
-    """The state of rows with `batch_dims`: that many first dimensions are common to the params and
-    the indices, and each entry along these is gathered by itself. One of them has to be that of the
-    examples."""
+    """The state of rows with `batch_dims`, the number of first dimensions that the params and the
+    indices have in common. The gather treats each entry along these dimensions by itself. One of
+    these dimensions has to be the examples'.
+
+    The result has `is_constant=False`: of params that are (1, 2, 3, 4) for each example, two
+    examples with different indices get different entries.
+    """
     are_of_same_examples = params.kind is Kind.PER_EXAMPLE and params.layout == indices.layout
     is_dimension_common = params.axis < op.get_attr('batch_dims')
     if not are_of_same_examples or not is_dimension_common:
@@ -183,9 +193,9 @@ def _axis_of_gather(op: tf.Operation, view: View) -> int:
     """The dimension along which a gather takes rows.
 
     Raises:
-      NotKnown: it is not static, so that the proof ends at the operation.
+      NotKnown: the axis is not static, so that the proof ends at the operation.
     """
-    if op.type != 'GatherV2':  # `Gather` and `ResourceGather` have no such argument
+    if op.type != 'GatherV2':  # `Gather` and `ResourceGather` have no argument `axis`
         return 0
     axis = static_value(op.inputs[2], op, view)
     rank = static_rank(op.inputs[0], op, view)
@@ -193,11 +203,11 @@ def _axis_of_gather(op: tf.Operation, view: View) -> int:
 
 
 def rows_at_positions(op: tf.Operation, params: State, positions: State, view: View) -> State:
-    """The state of the rows of examples at their own positions: all rows, or those of a mask.
+    """The state of examples' rows at the examples' own positions: all rows, or the rows of a mask.
 
     Args:
-      op: the operation that gathers them.
-      params: the state of what rows are taken of, [n, …].
+      op: the operation that gathers the rows.
+      params: the state of the tensor whose rows are taken, [n, …].
       positions: the state of the positions: [n] of `tf.gather`, [n, 1] of `tf.gather_nd`.
       view: `View`.
     """
@@ -207,7 +217,8 @@ def rows_at_positions(op: tf.Operation, params: State, positions: State, view: V
         positions.axis == 0 and view.rank(op.inputs[1]) == rank_of_positions)
     if not are_one_after_the_other or not takes_whole_rows(op, view):
         return unknown(op, _BY_PLACES)
-    # A position tells the row of its example only among rows that are as many, in the same order.
+    # A position is the number of its example's row only if the params have one row for each entry
+    # of the range or of the mask, in the same order.
     rows_of_positions = vector_along_examples(positions)
     if params.layout != rows_of_positions.layout:
         return unknown(op, _BY_PLACES)
@@ -229,7 +240,7 @@ def gather_nd(op: tf.Operation, states: _States, view: View) -> State:
     if indices.kind is Kind.POSITION:
         return _rows_at_vectors(op, params, indices, view)
     if indices.kind is Kind.INDICES:
-        if params.layout != ROW_OF_EACH_EXAMPLE:  # the first number of a vector is no row, then
+        if params.layout != ROW_OF_EACH_EXAMPLE:  # row e of the params is not of example e
             return unknown(op, _BY_PLACES)
         return values_at(indices).with_marks_of(params, indices)
     if not any_by_example(states):
@@ -252,8 +263,9 @@ def _rows_at_vectors(op: tf.Operation, params: State, positions: State, view: Vi
 def _entries_of_table(op: tf.Operation, table: State, indices: State, view: View) -> State:
     """The state of entries of a table that all towers share, at index vectors of the examples.
 
-    A vector is along the last dimension of the indices [n, 2]. In indices [2, n] it would have
-    numbers of several examples.
+    Index vectors are along the last dimension of the indices [n, 2]. In indices [2, n] a vector
+    would have numbers of several examples. The result has `is_constant=False`, which is always
+    sound.
     """
     rank = static_rank(op.inputs[1], op, view)
     if has_examples_last(indices, rank):
@@ -262,7 +274,7 @@ def _entries_of_table(op: tf.Operation, table: State, indices: State, view: View
 
 
 def values_at(indices: State) -> State:
-    """The state of values [rows, …], one at each index vector [rows, k] of the examples."""
+    """The state of values [rows, …], one value at each index vector of [rows, k]."""
     if indices.selection == EVERY_EXAMPLE:
         return per_example(0)
     return rows(0, indices.selection)
@@ -271,14 +283,18 @@ def values_at(indices: State) -> State:
 # ---- numbers of classes --------------------------------------------------------------------------
 
 def one_hot(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.one_hot(x [n], 10)`: [n, 10], a row for each example."""
+    """`tf.one_hot(x [n], 10)`: [n, 10], a row for each example.
+
+    If all examples have the same index, they have the same row. This is not followed: the result
+    has `is_constant=False`, which is always sound.
+    """
     indices = states[0]
     arguments = states[1:]
     if not are_shared_arguments(arguments):
         return unknown(op, OWN_ARGUMENTS)
     if indices.is_total:  # a mean of the shard chooses the place of the one
         return not_linear(op, [indices], view)
-    if not is_of_batch(indices):  # one example, or the same on every tower
+    if not is_of_batch(indices):  # of one example, or the same on every tower
         return indices.with_marks_of(*arguments)
     rank = static_rank(op.outputs[0], op, view)
     place = op.get_attr('axis') % rank
@@ -287,8 +303,11 @@ def one_hot(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def table_lookup(op: tf.Operation, states: _States, view: View) -> State:
-    """`table.lookup(x [n, 4])`: each entry's value, by a table that is filled before the first step
-    and never after, so that it is the same on every tower."""
+    """`table.lookup(x [n, 4])`: the value that a table has for each entry.
+
+    The table has to be filled before the first step and not changed afterwards. So it is the same
+    on every tower.
+    """
     if _table_of(op, view).type not in ('HashTable', 'HashTableV2'):
         return unknown(op, 'looks up a table to which a step may write')
     return elementwise(op, states, view)
@@ -297,9 +316,9 @@ def table_lookup(op: tf.Operation, states: _States, view: View) -> State:
 def _table_of(lookup: tf.Operation, view: View) -> tf.Operation:
     """The operation that made the table of a lookup.
 
-    Where a model takes its table from outside, the scratch graph has a placeholder in its place,
-    and the lookup in the program's graph tells the table. An operation in the body of a function is
-    none of the program's: there it is the placeholder.
+    Where a model takes its table from outside, the scratch graph has a placeholder for the table.
+    Then the table is found from the same lookup in the program's graph. A lookup in the body of a
+    function has no such original in the program: there the result is the placeholder.
     """
     handed_on = ('Identity', 'Enter', 'Switch')
     table = graph_walk.source_through(lookup.inputs[0], handed_on).op
@@ -310,12 +329,12 @@ def _table_of(lookup: tf.Operation, view: View) -> tf.Operation:
 
 
 def candidate_sampler(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
-    """Sampled classes, as of `tf.nn.sampled_softmax_loss`: drawn whatever the input, the examples'
-    own classes [n, 1], is.
+    """Sampled classes, as `tf.nn.sampled_softmax_loss` draws them. The draw does not depend on the
+    input, the examples' own classes [n, 1].
 
     Returns:
       The states of the sampled classes, of the expected counts of each example's own classes, and
-      of the expected counts of the sampled ones.
+      of the expected counts of the sampled classes.
     """
     drawn = INDEPENDENT._replace(is_random=True)
     counts_of_own_classes = states[0]._replace(is_random=True)

@@ -1,11 +1,12 @@
 """Rules for kernels whose first dimension is that of the images, and so of the examples.
 
-An image is one of `outer` x n x `inner` entries along the first dimension: each frame of a video,
-say, is an image. A kernel treats each image by itself, by weights that all towers share.
+Each of the `outer` x n x `inner` entries along the first dimension is an image. An example may have
+several images, such as the frames of a video. A kernel treats each image by itself, by weights that
+all towers share.
 
-Where no input has entries of single examples, `not_linear` says what the result is: the same on
-every tower, or marked with the means and sums that it is computed from. A rule below `for_examples`
-is asked about all other inputs alone.
+Where no input has entries of single examples, `not_linear` gives the state of the result: the same
+on every tower, or marked with the means and sums that it is computed from. A rule below
+`for_examples` is not asked about such inputs.
 """
 
 import typing
@@ -49,18 +50,18 @@ def images(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def _of_images(op: tf.Operation, state: State, weights: _States, view: View) -> State:
-    """The result of a kernel on images, by the state of the images:
+    """The state of the result of a kernel on images, by the state of the images:
 
-        a mean or a sum over the examples     refused: there is no rule
+        a mean or a sum over the examples     unknown: there is no rule for it
         the same on every tower               the same on every tower
-        of one example                        of that example
-        of the examples, along dimension 0    each image by itself, with the examples there
-        of the examples, elsewhere            refused: an image would be of several examples
+        of one example                        of this example
+        of the batch, along dimension 0       of the batch, along dimension 0
+        of the batch, elsewhere               unknown: an image would be of several examples
 
     Args:
       op: the operation.
-      state: of the images.
-      weights: the states of its other inputs.
+      state: the state of the images.
+      weights: the states of the other inputs.
       view: `View`.
     """
     if any(other.is_by_example or other.is_total for other in weights):
@@ -78,7 +79,8 @@ def _of_images(op: tf.Operation, state: State, weights: _States, view: View) -> 
 
 def adjusted_contrast(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.image.adjust_contrast(x [n, 8, 8, 3], 2.)`: each channel of each image by its mean over
-    height and width, the dimensions -3 and -2. Of [n, 8, 3] that would be over the examples."""
+    height and width, the dimensions -3 and -2. In [n, 8, 3] dimension -3 has the examples: the mean
+    would be over the examples."""
     has_dimension_of_examples = view.rank(op.inputs[0]) == 4
     if has_examples_first(states[0]) and not has_dimension_of_examples:
         return unknown(op, _NO_IMAGES)
@@ -86,27 +88,30 @@ def adjusted_contrast(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def bias_add(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.nn.bias_add(x [n, 8, 8, 3], b [3])`: a number for each channel, which are the last
-    dimension, or the second one."""
+    """`tf.nn.bias_add(x [n, 8, 8, 3], b [3])`: b has a number for each channel. The channels are
+    along the last dimension, or along dimension 1."""
     has_channels_last = op.get_attr('data_format') != b'NCHW'
-    if has_channels_last:  # so that the bias broadcasts, as in a sum
+    if has_channels_last:  # the bias broadcasts, as in a sum
         return elementwise(op, states, view)
     return images(op, states, view)
 
 
 def transposed_convolution(op: tf.Operation, states: _States, view: View) -> State:
-    """The gradient of a convolution, or a transposed one: images [n, 8, 8, 3] of a given shape,
-    whose first number alone may be of the examples."""
+    """The gradient of a convolution, or a transposed convolution: images of a given shape, such as
+    (n, 8, 8, 3). Only the first number of the shape may depend on n."""
     if not has_examples_at(0, op.inputs[0], view):
         return unknown(op, 'has a shape that is another one for another number of examples')
     shape, weights, gradient = states
-    # The number n in the shape is that of the images, and no number that a result depends on.
+    # The n in the shape is the number of images. The values of the result do not depend on it.
     shape_without_examples = INDEPENDENT.with_marks_of(shape)
     return _of_images(op, gradient, [shape_without_examples, weights], view)
 
 
 def largest_places(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.nn.max_pool_with_argmax`: maxima and their places within each image."""
+    """`tf.nn.max_pool_with_argmax`: the maxima, and their places within each image.
+
+    With `include_batch_in_index=True` the places count through all images of the shard: refused.
+    """
     attributes = op.node_def.attr
     if 'include_batch_in_index' in attributes and op.get_attr('include_batch_in_index'):
         return unknown(op, 'numbers the entries of all examples')
@@ -119,13 +124,14 @@ def largest_places(op: tf.Operation, states: _States, view: View) -> State:
 def space_to_batch(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.space_to_batch_nd`: [n, 8, 8, 3] in 4 blocks is [4 n, 4, 4, 3].
 
-    The first blocks of all images come first, then the second ones of all: 4 rounds.
+    The first blocks of all images come first, then the second blocks of all images: 4 rounds.
     """
     state = states[0]
     blocks = _blocks_of_each_image(op, view)
     if not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
-    # The operation may put zeros around the images, so that ones are not constant any more.
+    # The operation may pad the images with zeros: images of ones then have other entries, too. The
+    # rule does not follow this; `is_constant=False` is always sound.
     return state._replace(outer=state.outer * blocks, is_constant=False).with_marks_of(*states)
 
 
@@ -133,21 +139,22 @@ def space_to_batch(op: tf.Operation, states: _States, view: View) -> State:
 def batch_to_space(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.batch_to_space_nd`: [4 n, 4, 4, 3], 4 blocks of each image, is [n, 8, 8, 3] again.
 
-    It takes the first n entries for the first blocks of all images, and so on, so that the 4 blocks
-    have to be 4 rounds; 8 rounds are then 2 rounds of images.
+    The operation takes the first n entries for the first blocks of all images, the next n entries
+    for the second blocks, and so on. So the blocks of an image have to be in different rounds: 4
+    rounds of blocks are 1 round of images, 8 rounds of blocks are 2 rounds of images.
     """
     state = states[0]
     blocks = _blocks_of_each_image(op, view)
     if not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
     rounds, rest = divmod(state.outer, blocks)
-    if rest:  # 4 rounds, of which it makes images of 8 blocks
+    if rest:  # such as 4 rounds, where an image has 8 blocks
         return unknown(op, 'joins blocks of several examples')
     return state._replace(outer=rounds, is_constant=False).with_marks_of(*states)
 
 
 def _blocks_of_each_image(op: tf.Operation, view: View) -> int:
-    """The number of blocks of an image, by the second input: (2, 2) makes 4 of them."""
+    """The number of blocks of an image, by the second input: (2, 2) makes 4 blocks."""
     block_shape = static_value(op.inputs[1], op, view)
     return int(np.prod(block_shape))
 
@@ -158,13 +165,15 @@ def _blocks_of_each_image(op: tf.Operation, view: View) -> int:
 def fused_batch_norm(op: tf.Operation, states: _States, view: View) -> Results:
     """Batch norm in one kernel, of x [n, 8, 8, 3]: each channel by a mean and a variance.
 
-        at inference                       the mean and the variance are parameters
-        in training mode                   they are of all images of the shard
-        of [1, n, 64, 1], a channel each   they are of single examples: a layer norm by a reshape
+        at inference                      the mean and the variance are parameters
+        in training mode                  the mean and the variance are over all images of the shard
+        in training mode, where the       the mean and the variance are of one example each: Keras
+        channels are the examples,        computes a layer norm in this way, by a reshape
+        [1, n, 64, 1] in NCHW
 
     Returns:
-      The states of the normalized images, the mean, the variance and, if the kernel gives them,
-      what it keeps for its gradient.
+      The states of the normalized images, the mean, the variance and, if the kernel has these
+      results, the values that it keeps for its gradient.
     """
     state = states[0]
     if state.kind is not Kind.PER_EXAMPLE:
@@ -172,7 +181,7 @@ def fused_batch_norm(op: tf.Operation, states: _States, view: View) -> Results:
     parameters = states[1:]
     if not op.get_attr('is_training'):
         return _normalized_by_parameters(op, state, parameters)
-    scale_and_offset = parameters[:2]  # a mean and a variance are no inputs in training mode
+    scale_and_offset = parameters[:2]  # the other two do not normalize in training mode
     dimensions = op.get_attr('data_format').decode()  # 'NHWC': number, height, width, channels
     if state.axis == dimensions.find('C'):
         return _normalized_by_example(op, state, scale_and_offset)
@@ -199,9 +208,9 @@ def _normalized_by_batch(op: tf.Operation, state: State, scale_and_offset: _Stat
                          view: View) -> Results:
     """The results of a batch norm by the statistics of all images of the shard.
 
-    The mean is one over the examples. The variance is not linear, so that it and the normalized
-    images are marked with this batch norm. What the kernel keeps for its gradient, in its results
-    from the fourth on, is computed from both.
+    The mean is a mean over the examples. The variance is not linear: the states of the variance and
+    of the normalized images are marked with this batch norm. The results from the fourth on, which
+    the kernel keeps for its gradient, are computed from the mean and the variance.
     """
     if any(parameter.kind is not Kind.INDEPENDENT for parameter in scale_and_offset):
         return unknown(op, _OWN_PARAMETERS)
@@ -215,7 +224,7 @@ def _normalized_by_batch(op: tf.Operation, state: State, scale_and_offset: _Stat
 
 
 def _with_statistics(op: tf.Operation, normalized: State, statistic: State) -> typing.List[State]:
-    """The states of all results: of the normalized images, and of each statistic the same."""
+    """The states of all results: of the normalized images, then one state for each statistic."""
     statistics = len(op.outputs) - 1
     return [normalized] + [statistic] * statistics
 
@@ -224,10 +233,10 @@ def _is_alike_for_examples(parameter: State, channels: State) -> bool:
     """Whether a scale or an offset, a vector with a number for each channel, is the same on every
     tower and for each example.
 
-    It may be ones [n], as Keras makes them for a layer norm of n examples. A vector [3 n] has to
-    have the layout of the channels. Say it is (1, 2, 3, 1, 2, 3, …), the same three numbers for
-    each example. If the channels are three rounds of the examples, example 0 gets the 1 of it for
-    its first channel, but example 1 gets the 2.
+    The vector may be ones [n], as Keras makes them for a layer norm of n examples. A vector [3 n]
+    must have the layout of the channels. Let it be (1, 2, 3, 1, 2, 3, …), the same three numbers
+    for each example. If the channels are three rounds of the examples, example 0 gets the number 1
+    for its first channel, but example 1 gets the number 2.
 
     Args:
       parameter: the state of the scale or the offset.
@@ -245,12 +254,12 @@ def _is_alike_for_examples(parameter: State, channels: State) -> bool:
 def reverse_sequence(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.reverse_sequence(x [n, time, 4], lengths [n])`: each sequence by its own length.
 
-    A sequence goes along `seq_dim`, the dimension 1 here; the entries along `batch_dim`, 0 here,
-    are the sequences, and have to be of the examples.
+    A sequence goes along the dimension `seq_dim`, here 1. Each entry along the dimension
+    `batch_dim`, here 0, is a sequence. The examples have to be along `batch_dim`.
     """
     state, lengths = states
-    # TensorFlow refuses a `seq_dim` that is the `batch_dim`: no sequence goes along the examples
-    # where the sequences are theirs.
+    # TensorFlow refuses a `seq_dim` that equals `batch_dim`. So no sequence goes along the examples
+    # if the examples are along `batch_dim`.
     are_along_batch_dim = state.axis == op.get_attr('batch_dim')
     if state.kind is not Kind.PER_EXAMPLE or not are_along_batch_dim:
         return unknown(op, GOES_ALONG_EXAMPLES)

@@ -1,13 +1,13 @@
 """Rules for operations that take tensors apart, or put them together: where the examples go.
 
-Tensors with the examples along one dimension go beside each other along another one: [n, 4] and
+Tensors that are joined along another dimension than the examples' are beside each other: [n, 4] and
 [n, 2] give [n, 6]. Along the dimension of the examples, one tensor follows the other: x [n] and
 y [n] give [2 n], with x of all examples first, then y of all examples. These are two rounds of the
 examples (`State.outer`).
 
-Numbers computed from shapes stay so: `tf.stack([n, 4])` is a shape (`rearranged_sizes`). Where no
-input has entries of single examples, the entries of the result are those of all inputs, as a choice
-among them is: `sum_of_totals` says what that gives of means and sums.
+Sizes that are joined stay sizes: `tf.stack([n, 4])` is a shape (`rearranged_sizes`). Where no input
+has entries of single examples, each entry of the result is an entry of one of the inputs. The
+result has the state of a choice among the inputs: `sum_of_totals` gives it for means and sums.
 """
 
 import functools
@@ -59,7 +59,8 @@ def unpack(op: tf.Operation, states: _States, view: View) -> Results:
     value = states[0]
     if value.kind is Kind.SIZES:
         sizes = value.sizes
-        # A matrix of sizes has more numbers than rows, and each result is a row.
+        # Each result is one row. Only in a vector each row is one number: a matrix of sizes has
+        # more numbers than rows.
         is_number_by_number = len(op.outputs) == len(sizes)
         if is_number_by_number:
             return [sizes_state([size]) for size in sizes]
@@ -68,8 +69,8 @@ def unpack(op: tf.Operation, states: _States, view: View) -> Results:
 
 @moves_entries
 def _unpacked_examples(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.unstack` along another dimension than the examples': each result has entries of every
-    example."""
+    """`tf.unstack` along another dimension than the examples': each result has entries of all
+    examples."""
     rank = static_rank(op.inputs[0], op, view)
     axis = op.get_attr('axis') % rank
     if axis == state.axis:
@@ -78,7 +79,7 @@ def _unpacked_examples(op: tf.Operation, state: State, view: View) -> State:
 
 
 class _SplitInputs(typing.NamedTuple):
-    """The places among the inputs of a `tf.split` of what is split, and of the axis."""
+    """The places of two inputs of a `tf.split`: the tensor that is split, and the axis."""
     value: int
     axis: int
 
@@ -86,19 +87,19 @@ class _SplitInputs(typing.NamedTuple):
 _INPUTS_OF_SPLIT = {'Split': _SplitInputs(value=1, axis=0),
                     'SplitV': _SplitInputs(value=0, axis=2)}
 """{type of an operation: the places of its inputs}. `Split`(axis, value) makes parts of equal
-lengths, `SplitV`(value, lengths, axis) parts of the lengths that it is given."""
+lengths, `SplitV`(value, lengths, axis) makes parts of the given lengths."""
 
 
 def split(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.split`: [n, 4] along dimension 1 into [n, 2] and [n, 2]; or [2 n], which are two rounds
-    of all examples, into [n] and [n].
+    """`tf.split`: [n, 4] along dimension 1 into [n, 2] and [n, 2]; or [2 n], two rounds of all
+    examples, into [n] and [n].
 
     A part of a mean over the examples is a mean over the examples, and a part of the values of one
     example belongs to that example.
     """
     inputs = _INPUTS_OF_SPLIT[op.type]
     arguments = list(states)
-    state = arguments.pop(inputs.value)  # of what is split
+    state = arguments.pop(inputs.value)  # of the tensor that is split
     for argument in arguments:
         is_shared = are_shared_arguments([argument])
         if not is_shared or argument.is_total:  # each tower would have parts of other sizes
@@ -115,14 +116,14 @@ def split(op: tf.Operation, states: _States, view: View) -> State:
 
 def _split_rounds(op: tf.Operation, state: State) -> State:
     """The state of equal parts along the examples: 4 rounds of all examples in 2 parts are 2 rounds
-    in each. Other parts would have some of the examples alone.
+    in each part. Any other part would lack some of the examples, and is refused.
 
     Args:
       op: the operation.
-      state: of what is split, PER_EXAMPLE or ROWS.
+      state: the state of the tensor that is split, PER_EXAMPLE or ROWS.
     """
     parts = len(op.outputs)
-    are_parts_equal = op.type == 'Split'  # those of `SplitV` have lengths of their own
+    are_parts_equal = op.type == 'Split'  # `SplitV` gets the length of each part
     are_parts_whole_rounds = state.outer % parts == 0
     has_rounds = state.kind is Kind.PER_EXAMPLE
     if not (has_rounds and are_parts_equal and are_parts_whole_rounds):
@@ -133,10 +134,11 @@ def _split_rounds(op: tf.Operation, state: State) -> State:
 # ---- together ------------------------------------------------------------------------------------
 
 def _for_numbers(rule: typing.Callable) -> typing.Callable:
-    """Makes a whole rule of one without sizes, of an operation that puts tensors together.
+    """Decorator: makes the rule of an operation that joins tensors, for all inputs, from a function
+    for inputs without sizes.
 
-    `tf.stack([n, 4])` of sizes is a shape, and stays sizes. Where the result is none, as of
-    `tf.stack([n, mean])`, the rule gets the sizes as numbers.
+    The result of `tf.stack([n, 4])` is a shape, and so has sizes. The result of
+    `tf.stack([n, mean])` has no sizes: there the function gets the sizes as numbers.
 
     Args:
       rule: function of the operation, the states of its inputs, and the view.
@@ -166,8 +168,8 @@ def concat(op: tf.Operation, states: _States, view: View) -> State:
     rank = static_rank(op.outputs[0], op, view)
     axis_of_parts = int(axis) % rank
     # It is enough to look at the first part with examples: `_one_after_the_other` and `_beside`
-    # refuse parts that have them along different dimensions. A value of ONE_EXAMPLE, in a loop over
-    # the examples, has no dimension of theirs.
+    # refuse parts that have the examples along different dimensions. A value of ONE_EXAMPLE, in a
+    # loop over the examples, has no dimension of the examples.
     first = next(part for part in parts if part.is_by_example)
     is_along_examples = is_of_batch(first) and first.axis == axis_of_parts
     if is_along_examples:
@@ -179,7 +181,8 @@ def _one_after_the_other(op: tf.Operation, parts: typing.List[State]) -> State:
     """The state of tensors that are joined along the examples: [n] and [n] as [2 n], [2 n] and [n]
     as [3 n].
 
-    Each part has to have all examples, in the same order, in any number of rounds: these add up.
+    Each part has to have all examples, in the same order, in any number of rounds. The rounds of
+    the parts add up.
     """
     layouts_of_a_round = {part.layout._replace(outer=1) for part in parts if part.is_by_example}
     if len(layouts_of_a_round) > 1:
@@ -201,23 +204,23 @@ def pack(op: tf.Operation, states: _States, view: View) -> State:
         return sum_of_totals(op, parts, view)
     rank = static_rank(op.outputs[0], op, view)
     beside = _beside(op, parts, view)
-    if not is_of_batch(beside):  # not known, or one example, which has no dimension of its own
+    if not is_of_batch(beside):  # not known, or of one example: no dimension has the examples
         return beside
     place_of_new_dimension = op.get_attr('axis') % rank
     return with_new_dimension(beside, place_of_new_dimension)
 
 
 def _indices_of_each(op: tf.Operation, parts: typing.List[State], view: View) -> State:
-    """`tf.stack([tf.range(n), column [n], …], 1)`: for each example an index vector, its own
-    position first."""
+    """`tf.stack([tf.range(n), column [n], …], 1)`: an index vector for each example, which begins
+    with the position of the example."""
     positions = parts[0]
     columns = parts[1:]
     if not positions.is_position_of_each:
         return unknown(op, COMPUTES_WITH_POSITIONS)
-    # Positions [n, 1] would give [n, 2, 1], in which the second vector of an example is the
-    # position of any other.
+    # Positions [n, 1] would give [n, 2, 1]: the vectors along the last dimension have one number
+    # each, and a column's number would be taken for the position of an example.
     are_vectors = view.rank(op.inputs[0]) == 1
-    are_columns = op.get_attr('axis') in (1, -1)  # along axis 0, vectors [n] are rows of [2, n]
+    are_columns = op.get_attr('axis') in (1, -1)  # along axis 0, they would be rows of [2, n]
     if not are_vectors or not are_columns:
         return unknown(op, COMPUTES_WITH_POSITIONS)
     if not all(is_shared_or_at(column, ROW_OF_EACH_EXAMPLE) for column in columns):
@@ -226,11 +229,12 @@ def _indices_of_each(op: tf.Operation, parts: typing.List[State], view: View) ->
 
 
 def _beside(op: tf.Operation, parts: typing.List[State], view: View) -> State:
-    """The state of tensors beside each other, along another dimension than the examples'.
+    """The state of tensors that are joined along another dimension than the examples'.
 
-    All of them have the examples along the same dimension. One without the examples has a length of
-    its own there, so that it fits batches of one size only. But beside the value of one example, in
-    a loop over them, any tensor may stand that all examples have alike: [4] and [2] give [6].
+    All tensors must have the examples along the same dimension. A tensor without the examples has
+    a fixed length along this dimension, so that it fits batches of one size only. In a loop over
+    the examples this does not hold: a value [4] of one example may be joined with a tensor [2] that
+    all examples share, and gives [6].
     """
     if any(part.is_total for part in parts):
         return unknown(op, 'puts a value of all examples beside those of each')
@@ -244,5 +248,6 @@ def _beside(op: tf.Operation, parts: typing.List[State], view: View) -> State:
 
 
 def _have_place_of_each(parts: typing.List[State], view: View) -> bool:
-    """Whether each of the tensors has entries of each example, or may go beside these."""
+    """Whether each tensor has entries of each example, or fits these as `fits_examples_as_built`
+    says."""
     return all(part.is_by_example or fits_examples_as_built(part, view) for part in parts)

@@ -1,9 +1,10 @@
 """Rules for operations that change dimensions, repeat entries, or go along dimensions.
 
-Each of them says where the examples are then. Those below `moves_entries` say it for values of the
-batch alone: `state` is PER_EXAMPLE or ROWS, with the examples along `state.axis`. What becomes of
-other values is in `moves`. A result has `is_constant=False` where the rule does not follow whether
-the entries are the same for each example: that is always sound (`State.is_constant`).
+Each rule says where the examples are in the result. A rule below `moves_entries` is asked about
+values of the batch alone: `state` is PER_EXAMPLE or ROWS, with the examples along `state.axis`. For
+all other values `moves` has the answer. A result has `is_constant=False` where the rule does not
+follow whether the entries are the same for each example; this is always sound
+(`State.is_constant`).
 """
 
 import typing
@@ -46,8 +47,8 @@ def expand_dims(op: tf.Operation, state: State, view: View) -> State:
 
 @moves_entries
 def squeeze(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.squeeze(x [1, n, 4], [0])`: [n, 4]. The dimensions to drop have to be named, as a shard
-    may have one example."""
+    """`tf.squeeze(x [1, n, 4], [0])`: [n, 4]. The call has to name the dimensions to drop: else a
+    shard of one example would lose the examples' dimension."""
     rank = static_rank(op.inputs[0], op, view)
     dropped = [axis % rank for axis in op.get_attr('squeeze_dims')]
     if not dropped:
@@ -62,7 +63,7 @@ def squeeze(op: tf.Operation, state: State, view: View) -> State:
 def transpose(op: tf.Operation, state: State, view: View) -> State:
     """`tf.transpose(x [n, 3, 4], [1, 0, 2])`: [3, n, 4], with the examples along dimension 1."""
     order = static_value(op.inputs[1], op, view)
-    axes_before = [int(axis) for axis in order]  # of each dimension of the result
+    axes_before = [int(axis) for axis in order]  # for each dimension of the result, its old number
     return state._replace(axis=axes_before.index(state.axis))
 
 
@@ -70,7 +71,7 @@ def transpose(op: tf.Operation, state: State, view: View) -> State:
 
 @moves_entries
 def pad(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.pad`: of other dimensions than the examples'; zeros around a mean are means of zeros."""
+    """`tf.pad` along other dimensions than the examples': zeros around means are means of zeros."""
     widths = static_entry(op.inputs[1], state.axis, op, view)  # before and after the examples
     if widths.any():
         return unknown(op, 'pads the examples')
@@ -78,7 +79,7 @@ def pad(op: tf.Operation, state: State, view: View) -> State:
 
 
 def tile(op: tf.Operation, states: _States, view: View) -> Results:
-    """`tf.tile`: the entries again, as often as the multiples say.
+    """`tf.tile`: the entries, repeated as often as the multiples say.
 
         x [n, 4], multiples (1, 3)    each example has more entries: [n, 12]
         x [n, 4], multiples (2, 1)    two rounds of all examples: [2 n, 4]
@@ -95,12 +96,13 @@ def tile(op: tf.Operation, states: _States, view: View) -> Results:
 def _repeated_by_sizes(op: tf.Operation, state: State, multiples: State, view: View) -> State:
     """`tf.tile(w [1, 4], (n, 1))`: [n, 4], the same row for each example.
 
-    A value [3, 1], repeated n times along dimension 0, would have the rows of w in turn, so that an
-    example would get another row in another shard.
+    The value must have one entry along the repeated dimension. With three rows, w [3, 1], the
+    result would have the rows of w in turn, so that an example would get another row in another
+    shard.
 
     Args:
       op: the operation.
-      state: of the value, which has no entries of single examples.
+      state: the state of the value, which has no entries of single examples.
       multiples: the state of the multiples, SIZES.
       view: `View`.
     """
@@ -120,8 +122,10 @@ def _repeated_by_sizes(op: tf.Operation, state: State, multiples: State, view: V
 
 @moves_entries
 def _tiled(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.tile(x [n, 4], [2, 3])`: [2 n, 12], in which all examples come twice, one round after the
-    other. By `moves_entries` this is the rule for values without examples, too."""
+    """`tf.tile(x [n, 4], [2, 3])`: [2 n, 12], with all examples twice, one round after the other.
+
+    `moves_entries` also gives the states of tiled values without examples.
+    """
     times = int(static_entry(op.inputs[1], state.axis, op, view))
     if times != 1 and state.kind is not Kind.PER_EXAMPLE:
         return unknown(op, 'repeats rows of which examples have different numbers')
@@ -132,7 +136,7 @@ def _tiled(op: tf.Operation, state: State, view: View) -> State:
 
 def _along_axes(op: tf.Operation, state: State, view: View) -> State:
     """`tf.reverse`, `tf.roll`, `tf.cumsum`, `tf.math.cumprod`: along another dimension than the
-    examples', each of them by itself."""
+    examples', each example by itself."""
     place_of_axes = 2 if op.type == 'Roll' else 1  # tf.roll(x, shift, axis), tf.cumsum(x, axis)
     axes = static_value(op.inputs[place_of_axes], op, view)
     rank = static_rank(op.inputs[0], op, view)
@@ -145,19 +149,19 @@ along_axes = moves_entries(_along_axes)
 """The rule for `tf.reverse`, `tf.roll` and `tf.cumsum`, which are linear."""
 
 cumulative_product = computes_entries(_along_axes)
-"""The rule for `tf.math.cumprod`, which is not."""
+"""The rule for `tf.math.cumprod`, which is not linear."""
 
 
 def _on_last(op: tf.Operation, state: State, tensor: tf.Tensor, number: int, view: View) -> State:
-    """The state of the results of an operation on the last dimensions of a tensor: on the vectors,
-    or the matrices, along these, each by itself. The examples have to be along a dimension before.
+    """The state of the results of an operation that treats each vector along the last dimension, or
+    each matrix along the last two, by itself. The examples have to be along an earlier dimension.
 
     Args:
       op: the operation.
-      state: of its first input, PER_EXAMPLE or ROWS.
-      tensor: the first input, of vectors or matrices; or the result, if the operation makes a
-        matrix of each vector. Both have the same dimensions before the last ones.
-      number: how many dimensions are the last ones: 1 of vectors, 2 of matrices.
+      state: the state of its first input, PER_EXAMPLE or ROWS.
+      tensor: the first input; or the result, if the operation makes a matrix of each vector. Both
+        have the same dimensions before the vectors or matrices.
+      number: the number of last dimensions: 1 for vectors, 2 for matrices.
       view: `View`.
     """
     rank = static_rank(tensor, op, view)
@@ -169,10 +173,11 @@ def _on_last(op: tf.Operation, state: State, tensor: tf.Tensor, number: int, vie
 
 @moves_entries
 def fourier(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.signal.fft(x [n, 4])`, `tf.signal.ifft2d(x [n, 3, 4])`: along the last one, two or three
-    dimensions, as the type of the operation says, of each example by itself; all linear.
+    """`tf.signal.fft(x [n, 4])`, `tf.signal.ifft2d(x [n, 3, 4])`: a linear transform along the last
+    dimension, or along the last two or three, of each example by itself.
 
-    `tf.signal.rfft` gets the lengths of the transform, too: those change the last dimensions alone.
+    `tf.signal.rfft` gets the lengths of the transform as a second input. They change the lengths of
+    the last dimensions alone.
     """
     number = _DIMENSIONS_BY_SUFFIX.get(op.type[-2:], 1)
     return _on_last(op, state, op.inputs[0], number, view)
@@ -185,8 +190,8 @@ _DIMENSIONS_BY_SUFFIX = {'2D': 2, '3D': 3}
 # ---- on matrices ---------------------------------------------------------------------------------
 
 def _on_matrices(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.matrix_band_part`, `tf.matrix_diag_part`, `tf.matrix_inverse`: of x [n, 3, 3] each matrix
-    by itself, in the last two dimensions."""
+    """`tf.matrix_band_part`, `tf.matrix_diag_part`, `tf.matrix_inverse`: each matrix [3, 3] of
+    x [n, 3, 3], along the last two dimensions, by itself."""
     return _on_last(op, state, op.inputs[0], 2, view)
 
 
@@ -194,15 +199,15 @@ matrix_band = moves_entries(_on_matrices)
 """The rule for `tf.matrix_band_part` and `tf.matrix_diag_part`, which are linear."""
 
 matrix_function = computes_entries(_on_matrices)
-"""The rule for `tf.matrix_inverse` and other functions of matrices that are not linear; among them
-is `MatrixDiagPartV3`, which puts in a padding of its own."""
+"""The rule for `tf.matrix_inverse` and other functions of matrices that are not linear. The type
+`MatrixDiagPartV3` is among them, since it may add a padding, which is an input."""
 
 
 def matrix_of_diagonal(op: tf.Operation, states: _States, view: View) -> Results:
     """`tf.linalg.diag(d [n, 3])`: [n, 3, 3], each vector on the diagonal of a matrix of its own.
 
-    The padding is around the diagonal. Each entry of the result is one of d or the padding; so the
-    matrix of a mean is a mean, and that of a sum is a sum if the padding is 0.
+    Each entry of the result is an entry of d, or the padding around the diagonal. So the matrix of
+    a mean is a mean. The matrix of a sum is a sum without an offset, if the padding is 0.
     """
     if any_by_example(states):
         return _matrices_of_diagonals(op, states, view)
@@ -215,22 +220,26 @@ def matrix_of_diagonal(op: tf.Operation, states: _States, view: View) -> Results
 
 @moves_entries
 def _matrices_of_diagonals(op: tf.Operation, state: State, view: View) -> State:
-    """Each diagonal d [n, 3] in a matrix of [n, 3, 3]; or several, d [n, 2, 3], where MatrixDiagV3
-    gets the numbers of the first and the last one. The matrices are the last two dimensions of the
-    result: in [n, n], with d [n] on its diagonal, the examples would be in both."""
+    """The state of matrices [n, 3, 3] with the diagonals d [n, 3]; or with several diagonals each,
+    d [n, 2, 3], where MatrixDiagV3 gets the numbers of the first and the last diagonal.
+
+    The matrices are along the last two dimensions of the result. In [n, n], with d [n] on its
+    diagonal, the examples would be along both: this is refused.
+    """
     return _on_last(op, state, op.outputs[0], 2, view)
 
 
 def matrix_with_diagonal(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.linalg.set_diag(x [n, 3, 3], d [n, 3])`: each matrix with its own diagonal.
 
-    Where both are means, each entry of the result is one of the one or of the other, and so a mean.
+    Where x and d are means over the examples, each entry of the result is an entry of x or of d,
+    and so a mean.
     """
     # MatrixSetDiagV2 and V3 have a third input, the number of the diagonal: an argument.
     matrices, diagonals = states[:2]
     if not any_by_example(states):
-        # `sum_of_totals` takes the argument for one more constant, which gives a sum an offset. So
-        # less is proven of sums than could be.
+        # `sum_of_totals` takes the third input for one more constant, and so gives a sum an offset
+        # that it does not have. Less is proven of sums than could be.
         return sum_of_totals(op, states, view)
     rank = static_rank(op.inputs[0], op, view)
     have_same_examples = matrices.layout == diagonals.layout

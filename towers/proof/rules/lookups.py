@@ -1,18 +1,18 @@
-"""Rules for embeddings that look up each word once: of sparse tensors, as
-`tf.nn.embedding_lookup_sparse` does in feature columns; and of any, as `embedding_lookup_unique` of
-TensorFlow 1's `tf.contrib.layers`.
+"""Rules for embeddings that look up each word once: the words of a sparse tensor, as
+`tf.nn.embedding_lookup_sparse` does in feature columns; and the words of any tensor, as
+`embedding_lookup_unique` of TensorFlow 1's `tf.contrib.layers` does.
 
     words    a sparse tensor [n, …] of numbers of words, any number of them for each example
-    different, which = tf.unique(words.values)       each word once; the place of each value in it
+    different, which = tf.unique(words.values)       each word once; each value's place in these
     table_rows = tf.gather(table, different)
     positions = words.indices[:, 0]                  the example of each value
     tf.sparse.segment_sum(table_rows, which, positions)    the sum of the rows of each example
 
-The sum has as many rows as the position of the last example with a value demands. This is certain
-to be n only where each example was given a value (`SparseFillEmptyRows`).
+The sum has p + 1 rows, where p is the position of the last example with a value. It is certain that
+these are n rows only after `SparseFillEmptyRows`, which gives each example a value.
 
 Words of other modules: index vectors and positions have the `selection` `EVERY_EXAMPLE` if nothing
-selected them; `is_alike_on_towers` is what is INDEPENDENT and has no mark.
+selected them; a state with `is_alike_on_towers` is INDEPENDENT and has no mark.
 """
 
 import typing
@@ -54,17 +54,20 @@ _ROWS_BY_PLACES = 'takes rows by their places'
 # ---- the shape of a sparse tensor ----------------------------------------------------------------
 
 def sparse_reshape(op: tf.Operation, states: _States, view: View) -> Results:
-    """`tf.sparse.reshape`: of the shape (n, 4, 5) as (n, 20), index vectors (e, 2, 3) become
-    (e, 13). The example's position e stays, where n is first before and after, and constants are
-    behind it.
+    """`tf.sparse.reshape`: from the shape (n, 4, 5) to (n, 20), the index vector (e, 2, 3) becomes
+    (e, 13).
+
+    The example's position e stays the first number of the vector, if both shapes begin with n and
+    have constants behind it.
 
     Returns:
-      The states of the new index vectors, and of the new shape; or one state of both.
+      The states of the new index vectors and of the new shape; or one state for both.
     """
     indices, shape_state, new_shape_state = states
     if indices.kind is not Kind.INDICES:
         return not_linear(op, states, view)
-    # Those of `tf.stack([tf.range(n), y], 1)`, one for each example, are of no sparse tensor.
+    # The index vectors of `tf.stack([tf.range(n), y], 1)` have no selection: they are not known to
+    # be the indices of a sparse tensor.
     is_of_sparse_tensor = indices.selection != EVERY_EXAMPLE
     if not is_of_sparse_tensor:
         return unknown(op, _NOT_OF_EXAMPLES)
@@ -79,10 +82,14 @@ def sparse_reshape(op: tf.Operation, states: _States, view: View) -> Results:
 
 
 def _with_rest(before: Sizes, after: Sizes) -> Sizes:
-    """The shape after a reshape, with the length that is left in the place of its -1: of the shape
-    (n, 4, 5) as (n, -1), it is (n, 20).
+    """The shape after a reshape, with a length in the place of -1: (n, 20), where the shape
+    (n, 4, 5) becomes (n, -1).
 
-    The new shape is returned unchanged where it has no -1, or the length is not known.
+    If the new shape has no -1, or the length is not known, the new shape is returned unchanged.
+
+    Args:
+      before: the shape before the reshape.
+      after: the new shape, maybe with a -1.
     """
     if after.count(_AS_MANY_AS_ARE_LEFT) != 1:
         return after
@@ -98,20 +105,20 @@ def _with_rest(before: Sizes, after: Sizes) -> Sizes:
 
 
 def _is_shape_of_examples(shape: typing.Optional[Sizes]) -> bool:
-    """Whether a shape is (n, 3, …), of lengths that are all known, and n at no other place."""
+    """Whether a shape is (n, 3, …): all lengths are known, and n is at no other place."""
     if shape is None or not begins_with_examples(shape):
         return False
-    return all(size.constant >= 0 for size in shape)  # without the -1 of a new shape
+    return all(size.constant >= 0 for size in shape)  # no -1 of a new shape is left
 
 
 def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> Results:
-    """`tf.sparse.fill_empty_rows`: the rows of a sparse tensor [n, …], and one row for each example
-    that has none.
+    """`tf.sparse.fill_empty_rows`: the rows of a sparse tensor [n, …], and one new row for each
+    example that has none.
 
     Returns:
-      The states of the indices and the values of the new sparse tensor, whose rows have this
-      operation as their selection; of whether an example had none, [n]; and of the number of the
-      new row for each old one. Or one state of all four.
+      The states of the four results: the indices and the values of the new sparse tensor, whose
+      rows have this operation as their selection; whether an example had no row, [n]; the number of
+      the new row for each old row. Or one state for all four.
     """
     indices, values, shape_state, value_of_new_rows = states
     shape = sizes_in(op.inputs[2], shape_state, view)
@@ -122,48 +129,52 @@ def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> Results:
     new_indices = State(Kind.INDICES, selection=op.name)
     new_values = rows(0, op.name)
     had_none = per_example(0)
-    new_rows = unknown(op, 'tells the rows of the shard')  # of another shard, other numbers
+    new_rows = unknown(op, 'tells the rows of the shard')  # another shard has other row numbers
     return [new_indices, new_values, had_none, new_rows]
 
 
 # ---- sums of rows of a table ---------------------------------------------------------------------
 
 def segment_rows(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.sparse.segment_sum(table, values, positions)`: [n, 4], the sum or mean of the rows that
-    the values of each example have in a table that all towers share.
+    """`tf.sparse.segment_sum(rows, row_numbers, positions)`: [n, 4], the sum or mean of the rows of
+    each example. It is known in two cases:
 
-    Or, as `tf.nn.embedding_lookup_sparse` does, `tf.sparse.segment_sum(table[different], which,
-    positions)`, where `different` and `which` are the results of `tf.unique(values)`. The shard
+        rows                row_numbers    the rows of an example are
+        the table itself    values         the table's rows at the values of this example
+        table[different]    which          the same; see `tf.nn.embedding_lookup_sparse`
+
+    In the second case `different` and `which` are the results of `tf.unique(values)`. Each shard
     numbers its different values, so that `which` itself is UNKNOWN; but `different[which]` are the
     values, whatever these numbers are.
     """
-    table_rows, which, _ = op.inputs
-    numbers_by_unique = same_numbers_behind(which)
-    gather = graph_walk.source_through(table_rows, ('Identity',)).op
-    table, values, positions = states
-    if _is_lookup_of(numbers_by_unique, gather, view):
-        table = view.state(gather.inputs[0])
-        values = view.state(numbers_by_unique.op.inputs[0])
+    rows_tensor, row_numbers_tensor, _ = op.inputs
+    # Between the `tf.unique` and this operation, `which` may be cast to another wide integer type.
+    maybe_which = same_numbers_behind(row_numbers_tensor)
+    maybe_gather = graph_walk.source_through(rows_tensor, ('Identity',)).op
+    rows_state, row_numbers, positions = states
+    if _is_lookup_of(maybe_which, maybe_gather, view):
+        table = view.state(maybe_gather.inputs[0])
+        values = view.state(maybe_which.op.inputs[0])
         return _sums_of_examples(op, table, values, positions, view)
     not_known = first_unknown(states)
     if not_known is not None:
         return not_known
-    if table.kind is Kind.INDEPENDENT and values.kind is Kind.ROWS:
-        return _sums_of_examples(op, table, values, positions, view)
-    if tell_of_examples(states):
+    if rows_state.kind is Kind.INDEPENDENT and row_numbers.kind is Kind.ROWS:
+        return _sums_of_examples(op, rows_state, row_numbers, positions, view)
+    if tell_of_examples(states):  # such as rows x [n, 4] of the examples, by any numbers
         return unknown(op, 'adds up rows by their numbers')
-    return not_linear(op, states, view)
+    return not_linear(op, states, view)  # such as rows of a variable, by constant numbers
 
 
 def _sums_of_examples(op: tf.Operation, table: State, values: State, positions: State,
                       view: View) -> State:
-    """The state of the sums of the rows that the values of each example have in a table: [n, 4], if
-    each example is known to have a value.
+    """The state of sums [n, 4]: for each example, the sum of the table's rows at the values of this
+    example. It is unknown, unless each example is known to have a value.
 
     Args:
       op: the operation.
       table: the state of the table.
-      values: the state of the values, which are the numbers of rows of the table.
+      values: the state of the values, each the number of a row of the table.
       positions: the state of the position of each value's example.
       view: `View`.
     """
@@ -179,16 +190,17 @@ def _sums_of_examples(op: tf.Operation, table: State, values: State, positions: 
 
 
 def once_looked_up(op: tf.Operation, view: View) -> typing.Optional[typing.List[State]]:
-    """The table and the values, where `op` is the second gather of a lookup of each value once:
+    """The table and the values of a lookup that takes each different value's row once. `op` has to
+    be the outer gather of:
 
         different, which = tf.unique(values)
         tf.gather(tf.gather(table, different), which)
 
-    The shard numbers its different values, but `different[which]` are the values, whatever these
-    numbers are; so the result is `tf.gather(table, values)`.
+    Each shard numbers its different values. But `different[which]` are the values, whatever these
+    numbers are. So the result equals `tf.gather(table, values)`.
 
     Returns:
-      The states of the table and of the values, a vector; None of any other gather.
+      The states of the table and of the values, a vector; None for any other gather.
     """
     which = same_numbers_behind(op.inputs[1])
     gather = graph_walk.source_through(op.inputs[0], ('Identity',)).op
@@ -198,20 +210,21 @@ def once_looked_up(op: tf.Operation, view: View) -> typing.Optional[typing.List[
 
 
 def _is_lookup_of(which: tf.Tensor, gather: tf.Operation, view: View) -> bool:
-    """Whether an operation looks up the different values that a `tf.unique` has found, each once,
-    in a table that all towers share.
+    """Whether an operation takes the rows of the different values of a `tf.unique`, each row once,
+    from a table that all towers share.
 
     Args:
-      which: a tensor that may be the second result of the `tf.unique`, the places of all values
-        among the different ones.
-      gather: the operation that may look them up.
+      which: a tensor that may be the second result of the `tf.unique`: for each value, its place
+        among the different values.
+      gather: the operation that may take the rows.
       view: `View`.
     """
     is_of_unique = which.op.type == 'Unique' and which.value_index == 1
     is_lookup = gather.type in _GATHERS and takes_whole_rows(gather, view)
     if not is_of_unique or not is_lookup:
         return False
-    # What the forward pass has written to a table before it reads it may be of the examples.
+    # If the forward pass writes to the table before the gather reads it, the rows may depend on
+    # the examples.
     if gather.name in view.reads_of_written:
         return False
     different = which.op.outputs[0]
@@ -219,7 +232,7 @@ def _is_lookup_of(which: tf.Tensor, gather: tf.Operation, view: View) -> bool:
 
 def _has_row_of_each(selection: str, view: View) -> bool:
     """Whether a selection is known to have at least one row of each example."""
-    is_operation = view.has_operation(selection)  # or else an input of the batch, named `x:0`
+    is_operation = view.has_operation(selection)  # else it is an input of the batch, named `x:0`
     if not is_operation:
         return False
     return view.graph.get_operation_by_name(selection).type == 'SparseFillEmptyRows'
@@ -228,12 +241,12 @@ def _has_row_of_each(selection: str, view: View) -> bool:
 # ---- rows of rows --------------------------------------------------------------------------------
 
 def rows_of_rows(op: tf.Operation, params: State, positions: State, view: View) -> State:
-    """`tf.gather(rows, tf.where(keep [rows]))`: the state of those rows that a mask of them keeps.
+    """`tf.gather(rows, tf.where(keep [rows]))`: the state of the rows that a mask [rows] keeps.
 
     Args:
       op: the operation that gathers.
       params: the state of the rows, or of the index vectors of a sparse tensor.
-      positions: of the kind ROW_POSITION; its selection is the `Where`.
+      positions: the state of the positions, ROW_POSITION; its selection names the `Where`.
       view: `View`.
     """
     if params.kind not in (Kind.INDICES, Kind.ROWS) or params.axis != 0:
@@ -241,7 +254,7 @@ def rows_of_rows(op: tf.Operation, params: State, positions: State, view: View) 
     takes_rows_in_order = view.rank(op.inputs[1]) == 1 and takes_whole_rows(op, view)
     where = view.graph.get_operation_by_name(positions.selection)
     mask = view.state(where.inputs[0])
-    # The mask has an entry for each of the rows only if the same selection left both.
+    # The mask has an entry for each row only if the rows and the mask have the same selection.
     is_mask_of_rows = params.selection == mask.selection
     if not is_mask_of_rows or not takes_rows_in_order:
         return unknown(op, _ROWS_BY_PLACES)

@@ -1,8 +1,9 @@
-"""What rules for operations that move entries have in common: transposes, slices, reshapes.
+"""Decorators for the rules of operations that move entries: transposes, slices, reshapes.
 
-Such an operation gives the entries of its first input, or some of them, at other places; its other
-inputs are arguments, such as an axis. What it does to values of the batch is a rule of its own. All
-other values are treated alike, by the two functions here that make a whole rule of such a one.
+Such an operation gives the entries of its first input, or some of these entries, at other places.
+Its other inputs are arguments, such as an axis. For values of the batch each operation has a
+function of its own. For all other values the answer is the same for all operations: the decorators
+`moves_entries` and `computes_entries` add it to the function.
 """
 
 import functools
@@ -29,21 +30,22 @@ _KEEP_ORDER = ('ExpandDims', 'Reshape', 'Squeeze')
 
 _KEEP_UNIFORM = ('Reshape', 'ExpandDims', 'Squeeze', 'Transpose', 'StridedSlice', 'Slice', 'Tile',
                  'Unpack', 'ReverseV2')
-"""Types of operations that put no other entries beside those of the first input."""
+"""Types of operations whose result has entries of the first input alone: a `Pad` adds others."""
 
 
 def moves_entries(rule: typing.Callable) -> typing.Callable:
-    """Makes a whole rule of one for values of the batch, of an operation that moves entries.
+    """Decorator: makes the rule of an operation that moves entries, for all inputs, from a function
+    for values of the batch.
 
         sizes                  the sizes at their new places
-        values of the batch    what `rule` says
-        positions [n]          stay positions as [n, 1] or [1, n]
-        one example            is one example: all of its entries are its own
-        a mean, a sum          stay such: a mean of moved entries is the moved mean
+        values of the batch    the result of the function
+        positions [n]          positions, if the result is [n, 1] or [1, n]
+        one example            the same example: all entries are of this example
+        a mean or a sum        a mean or a sum: the mean of moved entries is the moved mean
 
     Args:
       rule: function of the operation, the state of its first input, which is PER_EXAMPLE or ROWS,
-        and the view. It returns the state of the results, or a list of them.
+        and the view. It returns one state for all results, or a list of the states.
     """
     @functools.wraps(rule)
     def whole_rule(op: tf.Operation, states: _States, view: View) -> Results:
@@ -56,10 +58,11 @@ def moves_entries(rule: typing.Callable) -> typing.Callable:
 
 
 def computes_entries(rule: typing.Callable) -> typing.Callable:
-    """Makes a whole rule of one for values of the batch, of an operation that is not linear.
+    """Decorator: makes the rule of an operation that is not linear, for all inputs, from a function
+    for values of the batch.
 
-    Values of examples are treated as in `moves_entries`. But a cumulative product, or an inverse
-    matrix, of a mean is not the mean of those of the examples.
+    Values of the examples are treated as in `moves_entries`. But means and sums are not: the
+    inverse of a mean of matrices is not the mean of the examples' inverse matrices.
 
     Args:
       rule: as in `moves_entries`.
@@ -76,12 +79,12 @@ def computes_entries(rule: typing.Callable) -> typing.Callable:
 
 
 def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View) -> Results:
-    """The states of the results of an operation that moves entries which are no sizes.
+    """The states of the results of an operation that moves entries, where the result has no sizes.
 
     Args:
-      rule: what the operation does to values of the batch; see `moves_entries`.
+      rule: the function for values of the batch; see `moves_entries`.
       op: the operation.
-      states: of its inputs.
+      states: the states of its inputs.
       view: `View`.
     """
     state = as_number(op, states[0], view)
@@ -96,15 +99,15 @@ def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View)
 
 def _arguments(op: tf.Operation, state: State, arguments: _States,
                view: View) -> typing.Sequence[State]:
-    """The states of the arguments of an operation: SIZES only for a shape that may have n in it.
+    """The states of the arguments of an operation. Only the new shape of a reshape of the batch,
+    such as (n, 4), stays SIZES.
 
-    Such a shape, (n, 4), may be the new one of values of the batch. In any other argument n would
-    put the entries at other places on each tower. There `as_numbers` makes of n a sum over the
-    examples, which no argument may be.
+    In any other argument, n would put the entries at other places on each tower. There `as_numbers`
+    converts n to a sum over the examples, and the caller refuses an argument that is a sum.
 
     Args:
       op: the operation.
-      state: of the entries that it moves.
+      state: the state of the entries that it moves.
       arguments: the states of the arguments.
       view: `View`.
     """
@@ -115,19 +118,20 @@ def _arguments(op: tf.Operation, state: State, arguments: _States,
 
 
 def _moved_entries(rule: typing.Callable, op: tf.Operation, state: State, view: View) -> Results:
-    """The states of the results, by the state of the entries; the arguments are good.
+    """The states of the results, by the state of the entries. The caller has checked the arguments.
 
     Args:
-      rule: what the operation does to values of the batch; see `moves_entries`.
+      rule: the function for values of the batch; see `moves_entries`.
       op: the operation.
-      state: of the entries, which are no sizes.
+      state: the state of the entries, which are no sizes.
       view: `View`.
     """
     if is_of_batch(state):
         return rule(op, state, view)
     if state.is_position:
         return _moved_positions(op, state, view)
-    # One example, a mean, a sum, or the same on every tower: that is so of any moved entry.
+    # If the entries are of one example, a mean, a sum, or the same on every tower, then the moved
+    # entries are, too.
     is_uniform = state.is_uniform and op.type in _KEEP_UNIFORM
     return state._replace(is_uniform=is_uniform)
 
@@ -135,8 +139,8 @@ def _moved_entries(rule: typing.Callable, op: tf.Operation, state: State, view: 
 def _moved_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
     """The sizes that an operation moves, such as `shape[1:]`; None where the result is no size.
 
-    Integers that are the same on every tower may become lengths in a shape, too: where they are
-    static, `rearranged_sizes` takes them for sizes.
+    Integers that are the same on every tower, such as a constant [8, 4], may become lengths in a
+    shape later. If they are static, `rearranged_sizes` takes them for sizes.
     """
     state = states[0]
     are_shared_integers = op.inputs[0].dtype.is_integer and state.kind is Kind.INDEPENDENT
@@ -150,15 +154,16 @@ def _moved_positions(op: tf.Operation, state: State, view: View) -> State:
     """The state of positions [n] of examples as [n, 1] or [1, n]: each is still the position of the
     same example.
 
-    Any other operation may put the position of one example in the place of another's, and gives an
-    unknown state; index vectors (INDICES), whose first number alone is a position, may be torn.
+    The state is unknown after any other operation, which may put the position of one example in the
+    place of another one. It is unknown for index vectors (INDICES), too: a move could separate the
+    position, a vector's first number, from its other numbers.
     """
     shape = view.shape(op.outputs[0])
     is_one_number_of_each = state.kind in (Kind.POSITION, Kind.ROW_POSITION)
     if not is_one_number_of_each or op.type not in _KEEP_ORDER or shape is None:
         return unknown(op, COMPUTES_WITH_POSITIONS)
-    # In [n, 1] one dimension alone has not the length 1, and so all positions. Positions [2 n] in
-    # the shape [2, n] are along two dimensions.
+    # In [n, 1] only one dimension has another length than 1: all positions are along it. Positions
+    # [2 n] in the shape [2, n] are along two dimensions.
     axes_of_positions = [axis for axis, length in enumerate(shape) if length != 1]
     if len(axes_of_positions) != 1:
         return unknown(op, COMPUTES_WITH_POSITIONS)

@@ -1,7 +1,7 @@
 """Rules for products of matrices, as products of tensors whose dimensions have letters.
 
-`tf.matmul(x, w)` is `ij,jk->ik`: a letter that is not in the result, `j`, is summed over. The
-examples have a letter, too: here `i`, of x [n, 4].
+`tf.matmul(x, w)` is `ij,jk->ik`: the product is summed over `j`, a letter that is not in the
+result. The examples' dimension has a letter, too: here `i`, of x [n, 4].
 """
 
 import typing
@@ -25,23 +25,24 @@ from towers.proof.view import View
 
 _States = typing.Sequence[State]
 
-_LETTERS = 'abcdefgh'  # of the dimensions of `tf.matmul` before the last two
+_LETTERS = 'abcdefgh'  # for the dimensions of a `tf.matmul` before the last two
 
 
 class _Equation(typing.NamedTuple):
     """The equation of a product, such as `ij,jk->ik`."""
-    factors: typing.List[str]  # the letters of each factor, one a dimension
+    factors: typing.List[str]  # the letters of each factor, one letter for each dimension
     result: str  # the letters of the result
 
 
 # ---- operations ----------------------------------------------------------------------------------
 
 def matmul(op: tf.Operation, states: _States, view: View) -> State:
-    """Products of matrices: the rows of x [n, 4] times w [4, 3] are [n, 3], each of its example.
+    """Products of matrices: x [n, 4] times w [4, 3] is [n, 3], a row for each example.
 
-    x [n, 4], transposed, times y [n, 3] is a sum over the examples, of the products of their rows.
+    x [n, 4], transposed, times y [n, 3] is a sum over the examples: of each example's row of x
+    times its row of y.
     """
-    if not any_by_example(states):  # linear in each of the two, as a product of numbers is
+    if not any_by_example(states):  # linear in each factor, as a product of numbers is
         return multiply(op, states, view)
     if any_of_kind(states, Kind.ONE_EXAMPLE):  # all dimensions are of the one example
         return by_example(op, states, view)
@@ -51,16 +52,16 @@ def matmul(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def _equation_of_matmul(op: tf.Operation, left_rank: int, right_rank: int) -> _Equation:
-    """The equation of a product of matrices: `ij,jk->ik`; of a transposed left one `ji,jk->ik`.
+    """The equation of a product of matrices: `ij,jk->ik`; of a transposed left factor `ji,jk->ik`.
 
-    Tensors [8, 2, 3] and [8, 3, 4] are 8 matrices each, whose number gets a letter: `aij,ajk->aik`.
-    The dimensions before the last two broadcast from the last one on: [5, 8, 2, 3] and [8, 3, 4]
-    have `abij,bjk->abik`.
+    Tensors [8, 2, 3] and [8, 3, 4] hold 8 matrices each; the dimension of length 8 gets a letter of
+    its own: `aij,ajk->aik`. The dimensions before the last two are aligned from the right, as
+    broadcasting does it: [5, 8, 2, 3] and [8, 3, 4] have `abij,bjk->abik`.
 
     Args:
       op: `MatMul`, or one of the kinds of `BatchMatMul`.
       left_rank: the number of dimensions of the first factor.
-      right_rank: the same of the second one.
+      right_rank: the number of dimensions of the second factor.
     """
     if op.type == 'MatMul':
         left_is_transposed = op.get_attr('transpose_a')
@@ -82,10 +83,10 @@ def _last_letters(text: str, count: int) -> str:
 
 
 def einsum(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.einsum`: `bi,ij->bj` is of each example b; `bi,bj->ij` is a sum over them."""
+    """`tf.einsum`: `bi,ij->bj` has a row for each example b; `bi,bj->ij` is a sum over examples."""
     if not any_by_example(states):
         is_product_of_two = len(states) == 2
-        if is_product_of_two:  # linear in each of the two, as a product of numbers is
+        if is_product_of_two:  # linear in each factor, as a product of numbers is
             return multiply(op, states, view)
         return not_linear(op, states, view)
     if any_of_kind(states, Kind.ONE_EXAMPLE):  # all letters are of the one example
@@ -100,11 +101,12 @@ def einsum(op: tf.Operation, states: _States, view: View) -> State:
 def cross(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.linalg.cross(x [n, 3], y [n, 3])`: a vector of each example, along the last dimension.
 
-    Its entries are differences of products, `x[e, 1] * y[e, 2] - x[e, 2] * y[e, 1]`: where neither
-    has examples, it is linear in each of the two, as a product of numbers is.
+    The entries of the result are differences of products, `x[e, 1] * y[e, 2] - x[e, 2] * y[e, 1]`.
+    So the result is linear in x and in y, as a product of numbers is: where neither has examples,
+    `multiply` gives its state.
     """
     for tensor, state in zip(op.inputs, states):
-        # With the examples along it, [4, n] of 3 examples are vectors of entries of all of them.
+        # In x [4, n] a vector along the last dimension has an entry of each example.
         if has_examples_last(state, static_rank(tensor, op, view)):
             return unknown(op, COUPLES_EXAMPLES)
     return multiply(op, states, view)
@@ -113,12 +115,12 @@ def cross(op: tf.Operation, states: _States, view: View) -> State:
 # ---- by letters ----------------------------------------------------------------------------------
 
 def _product(op: tf.Operation, factors: _States, equation: _Equation, view: View) -> State:
-    """The product of tensors whose dimensions have letters, at least one of them of the batch.
+    """The product of tensors whose dimensions have letters; at least one factor is of the batch.
 
-    The examples have one letter. If the result has this letter, as in `bi,ij->bj`, its examples are
-    along the dimension of the letter. If the letter is summed over, as in `bi,bj->ij`, the result
-    is a sum over the examples, of a product for each. A factor without examples may have the letter
-    only with one entry along it, which broadcasts; then the result has to have the letter.
+    The examples' dimension has one letter. If the result has this letter, as in `bi,ij->bj`, the
+    examples of the result are along the letter's dimension. If the result lacks the letter, as in
+    `bi,bj->ij`, it is a sum over the examples. A factor without examples may have the letter only
+    for a dimension of length 1, which broadcasts; then the result has to have the letter.
 
     Args:
       op: the operation.
@@ -144,20 +146,24 @@ def _product(op: tf.Operation, factors: _States, equation: _Equation, view: View
 
 
 def _is_diagonal(letter: str, equation: _Equation) -> bool:
-    """Whether a factor or the result has the letter of the examples twice, as in `bb->b`: a matrix
-    of examples by examples, of which the product takes, or makes, the diagonal."""
+    """Whether a factor or the result has the letter of the examples twice, as in `bb->b`: it is a
+    matrix of examples by examples, and the product takes or makes its diagonal."""
     return any(letters.count(letter) > 1 for letters in [*equation.factors, equation.result])
 
 
 class _Examples(typing.NamedTuple):
     """Where the examples are in all factors that have them."""
-    letter: str  # of their dimension
-    layout: Layout  # with 0 for the axis, since the letter tells the dimension of each factor
+    letter: str  # the letter of the examples' dimension
+    layout: Layout  # its axis is always 0, since the letter tells the dimension in each factor
 
 
 def _examples_of(factors: _States, equation: _Equation) -> typing.Optional[_Examples]:
-    """Where the examples are in the factors; None where these have them along dimensions of other
-    letters, or in another layout, so that a product would be of two examples."""
+    """Where the examples are in the factors.
+
+    Returns:
+      `_Examples`; None where two factors have the examples along different letters, or in different
+      layouts, so that the product would multiply different examples.
+    """
     found = set()
     for state, letters in zip(factors, equation.factors):
         if state.is_by_example:
@@ -167,7 +173,7 @@ def _examples_of(factors: _States, equation: _Equation) -> typing.Optional[_Exam
 
 
 class _SharedFactor(typing.NamedTuple):
-    """A factor without examples, which has the letter of the examples."""
+    """A factor without examples that has the letter of the examples."""
     tensor: tf.Tensor
     axis: int  # the dimension with that letter
 
@@ -180,7 +186,7 @@ def _shared_along(op: tf.Operation, factors: _States, equation: _Equation,
       op: the operation.
       factors: the states of the factors.
       equation: `_Equation`.
-      letter: of the dimension of the examples.
+      letter: the letter of the examples' dimension.
     """
     shared = []
     for tensor, state, letters in zip(op.inputs, factors, equation.factors):

@@ -1,9 +1,10 @@
 """Rules for operations over dimensions: means, sums, maxima, softmax, the largest entries.
 
-Over another dimension than the examples', the result has an entry of each example. Over that of the
-examples, the mean and the sum have states of their own (`totals`); all else is a statistic of the
-shard. Where no input has entries of single examples, `not_linear` says what the result is: the same
-on every tower, or marked with the means and sums that it is computed from.
+Over another dimension than the examples', the result has an entry of each example. Over the
+examples' dimension, a mean has the state MEAN and a sum the state SUM (`totals`); any other result
+is a statistic of the shard. Where no input has entries of single examples, `not_linear` gives the
+state of the result: the same on every tower, or marked with the means and sums that it is computed
+from.
 """
 
 import typing
@@ -44,8 +45,9 @@ def reduce(op: tf.Operation, states: _States, view: View) -> State:
     """Reductions of x [n, 4]: over dimension 1 the result [n] has a value for each example; over
     dimension 0 each entry of the result [4] is computed from all examples, see `_over_examples`.
 
-    The second input has the dimensions. The product of the sizes (n, 4) is the size 4 n. Any other
-    reduction of sizes, or a product such as n * n, is no size: it counts as one of numbers.
+    The second input is the dimensions to reduce. The product of the sizes (n, 4) is the size 4 n.
+    The result of any other reduction of sizes, and a product such as n * n, is no size: there the
+    sizes count as numbers.
     """
     value, *axes_states = states
     if value.kind is Kind.SIZES:
@@ -67,13 +69,14 @@ def reduce(op: tf.Operation, states: _States, view: View) -> State:
 def _reduced_without_examples(op: tf.Operation, states: _States, view: View) -> State:
     """The reduction of a value without entries of single examples.
 
-    The mean or the sum of the entries of a mean over the examples is a mean over the examples,
-    since both reductions are linear; so it is with a sum over the examples. The maximum is not
-    linear. `not_linear` has the answer for that, and for a value that is no mean or sum over the
-    examples: what is the same on every tower stays so.
+    Let m [4] be a mean over the examples. `tf.reduce_mean(m)` and `tf.reduce_sum(m)` are linear:
+    their results are means over the examples again. In the same way, the mean or the sum of the
+    entries of a sum over the examples is a sum over the examples. A maximum is not linear:
+    `not_linear` gives the state of its result. `not_linear` also gives the state where the value is
+    neither a mean nor a sum over the examples: a value that is the same on every tower stays so.
     """
     entries, *axes = states
-    is_mean = op.type == 'Mean' and not op.outputs[0].dtype.is_integer  # of integers it rounds
+    is_mean = op.type == 'Mean' and not op.outputs[0].dtype.is_integer  # else it is rounded
     is_linear = is_mean or op.type == 'Sum'
     is_of_total = entries.is_total and are_shared_arguments(axes)
     if is_linear and is_of_total:
@@ -82,10 +85,10 @@ def _reduced_without_examples(op: tf.Operation, states: _States, view: View) -> 
 
 
 def _reduced_axes(op: tf.Operation, view: View) -> typing.List[int]:
-    """The dimensions that a reduction is over, from 0.
+    """The dimensions that a reduction goes over, counted from 0.
 
     Raises:
-      NotKnown: they are not static, so that the proof ends at the operation.
+      NotKnown: the dimensions are not static, so that the proof ends at the operation.
     """
     rank = required(view.rank(op.inputs[0]), op, _NO_STATIC_AXES)
     axes = required(view.value(op.inputs[1]), op, _NO_STATIC_AXES)
@@ -95,17 +98,18 @@ def _reduced_axes(op: tf.Operation, view: View) -> typing.List[int]:
 def _of_each_example(op: tf.Operation, state: State, axes: typing.List[int]) -> State:
     """The reduction of values of the batch, [n, 4], over other dimensions than the examples': [n].
 
-    Whether the result is the same for each example, as the sum of ones [n, 4] is, is followed for
-    means and sums alone: of all others `is_constant=False` is sound, too.
+    The sum of ones [n, 4] is 4 for each example: it stays constant (`State.is_constant`). Only
+    means and sums keep this field. All other reductions, such as a maximum, get
+    `is_constant=False`, which is always sound.
 
     Args:
       op: the operation.
-      state: of the values, PER_EXAMPLE or ROWS.
+      state: the state of the values, PER_EXAMPLE or ROWS.
       axes: the dimensions that it reduces.
     """
     is_mean_or_sum = op.type in ('Mean', 'Sum')
     result = state._replace(is_constant=state.is_constant and is_mean_or_sum)
-    # `ArgMax` has no such attribute: it drops its dimension.
+    # `ArgMax` has no attribute `keep_dims`: it always drops its dimension.
     keeps_dimensions = 'keep_dims' in op.node_def.attr and op.get_attr('keep_dims')
     return result if keeps_dimensions else without_dimensions(result, axes)
 
@@ -113,11 +117,17 @@ def _of_each_example(op: tf.Operation, state: State, axes: typing.List[int]) -> 
 def _over_examples(op: tf.Operation, state: State, view: View) -> State:
     """The reduction of values of the batch over the examples.
 
-        sum                    a sum over the examples
-        mean of x [n, 4]       a mean over them, of floats; a mean of integers is rounded
-        mean of x [rows, 4]    divides by the number of rows of the shard: a statistic of it
-        of ones [n]            the mean and the maximum are 1, whatever n is
-        any other              a statistic of the shard
+        sum of x [n, 4]         a sum over the examples
+        sum of ones [n]         n, a count: a sum over the examples that is constant
+        mean of x [n, 4]        a mean over the examples, if x has floats; a mean of integers is
+                                rounded, and so a statistic of the shard
+        mean of x [rows, 4]     a statistic of the shard: it divides by the shard's number of rows
+        mean or maximum of      the same on every tower: 1, whatever n is
+        ones [n]
+        any other reduction     a statistic of the shard
+
+    `reduce` adds the marks of all inputs to the result. So the calls of `shard_statistic` pass
+    none, `[]`.
     """
     if op.type == 'Sum':
         return total(Kind.SUM, op, is_constant=state.is_constant)
@@ -147,7 +157,7 @@ def l2_loss(op: tf.Operation, states: _States, view: View) -> State:
     state = states[0]
     if is_of_batch(state):
         return total(Kind.SUM, op).with_marks_of(state)
-    if state.kind is Kind.ONE_EXAMPLE:  # in a loop over the examples: of this example's entries
+    if state.kind is Kind.ONE_EXAMPLE:  # half the sum of the squares of this example's entries
         return state
     return not_linear(op, [state], view)
 
@@ -155,7 +165,7 @@ def l2_loss(op: tf.Operation, states: _States, view: View) -> State:
 def bias_add_gradient(op: tf.Operation, states: _States, view: View) -> State:
     """The gradient of a bias [d]: the sum of [n, …, d] over all dimensions but the last."""
     rank = view.rank(op.inputs[0])
-    # Of a tensor [n] the examples are the channels themselves, and no sum is taken over them.
+    # In a tensor [n] the examples are along the channels: the operation sums over no dimension.
     are_channels_behind = rank is not None and rank >= 2
     if not are_channels_behind or not has_examples_first(states[0]):
         return unknown(op, 'has no rule for where the examples are in its inputs')
@@ -168,7 +178,7 @@ def bias_add_gradient(op: tf.Operation, states: _States, view: View) -> State:
 def along_last(op: tf.Operation, states: _States, view: View) -> State:
     """Softmax and its losses: each row of x [n, 4] along the last dimension by itself.
 
-    A loss takes logits [n, 4] and labels [n] or [n, 4], which have the examples in the same place.
+    A loss takes logits [n, 4] and labels [n] or [n, 4], both with the examples in the same place.
     """
     if any_of_kind(states, Kind.ONE_EXAMPLE):  # all rows are of the one example
         return by_example(op, states, view)
@@ -177,7 +187,7 @@ def along_last(op: tf.Operation, states: _States, view: View) -> State:
         return rows
     if not _is_over_examples(op, states, view):
         return rows
-    if op.type not in ('Softmax', 'LogSoftmax'):  # a loss, with one value for several examples
+    if op.type not in ('Softmax', 'LogSoftmax'):  # a loss: one value for several examples
         return unknown(op, _OVER_EXAMPLES)
     # Each entry [4, n] is of one example, but divided by a sum over the examples of the shard.
     view.note(op.name, op, _OVER_EXAMPLES)
@@ -185,12 +195,13 @@ def along_last(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def _rows_of_inputs(op: tf.Operation, states: _States, view: View) -> State:
-    """The state of rows that are computed from those of all inputs: the logits, and the labels of a
-    loss. All inputs have the examples in the same place, or one row for each of them.
+    """The state of rows that are computed from the rows of all inputs, such as the logits and the
+    labels of a loss. Each input must have the examples in the same place, or be the same for each
+    example.
 
     Args:
       op: the operation.
-      states: of its inputs, of which at least one is PER_EXAMPLE or ROWS.
+      states: the states of its inputs, of which at least one is PER_EXAMPLE or ROWS.
       view: `View`.
     """
     for tensor, state in zip(op.inputs, states):
@@ -204,28 +215,28 @@ def _rows_of_inputs(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def _is_same_for_each_row(tensor: tf.Tensor, rank: int, view: View) -> bool:
-    """Whether a tensor of a number of dimensions is a scalar, or has one row: each row of the other
-    inputs gets the same of it."""
+    """Whether a tensor of this rank is a scalar or has one row, which goes to each row of the other
+    inputs by broadcasting."""
     is_scalar = rank == 0
     return is_scalar or has_one_entry_along(0, tensor, view)
 
 
 def _is_over_examples(op: tf.Operation, states: _States, view: View) -> bool:
-    """Whether the examples are along the last dimension of an input, over which a softmax goes."""
+    """Whether an input has the examples along its last dimension, over which a softmax goes."""
     inputs_with_rows = list(op.inputs)
-    if op.type.startswith('Sparse'):  # whose labels [n] are numbers of classes, and no rows
+    if op.type.startswith('Sparse'):  # the second input, labels [n], has numbers of classes
         inputs_with_rows = inputs_with_rows[:1]
     return any(has_examples_last(state, static_rank(tensor, op, view))
                for tensor, state in zip(inputs_with_rows, states))
 
 
 def largest(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.nn.top_k`, `tf.nn.in_top_k`: of each row of x [n, 4] along the last dimension.
+    """`tf.nn.top_k`, `tf.nn.in_top_k`: each row of x [n, 4] along the last dimension by itself.
 
     `in_top_k` has a second input, the number of a class for each row.
     """
     state = states[0]
-    if not is_of_batch(state):  # of one example, or without examples: as any function of it
+    if not is_of_batch(state):  # one example, or no examples: as any other function
         return elementwise(op, states, view)
     if has_examples_last(state, static_rank(op.inputs[0], op, view)):
         return shard_statistic(op, states, view, 'chooses among the examples of the shard')

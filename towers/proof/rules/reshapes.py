@@ -1,19 +1,19 @@
 """The rule for `tf.reshape`: entries keep their row-major order, so an example keeps its stride.
 
-The stride is the number of entries from one example to the next. Of [n, 3, 4] it is 12. In [3 n, 4]
-a step of 12 entries is one of 3 rows, so that 3 neighbouring rows are of each example. In the
+The stride is the number of entries from one example to the next: 12 in [n, 3, 4]. In [3 n, 4] a
+stride of 12 entries is a step of 3 rows, so that 3 neighbouring rows are of one example. In the
 scratch graph the number of examples is a prime that divides no other length (`scratch`), so that
-one dimension alone can have them.
+only one dimension of a shape can have the examples.
 
-Where a length is not static, in this order:
+Where a length is not static, these cases are tried in this order:
 
     1. [n, L, 4] as [-1, 4], each example a block of L x 4 entries    `_reshaped_blocks`
-    2. [n, L, 4] as [n, L, 2, 2], behind the examples' dimension      `_reshaped_with_unknown`
+    2. [n, L, 4] as [n, L, 2, 2]: a reshape behind the examples       `_reshaped_with_unknown`
     3. [n, L] as [-1, 5], supposing that each example has 5 numbers   `_reshaped_if`
 
-Words of other modules: `view.examples` is the number of examples in the scratch graph, a prime;
-with `view.has_stand_ins`, primes stand for the lengths of inputs that are not static, too. So the
-scratch graph may have a static length L where the program has none.
+Words of other modules: `view.examples` is the number of examples in the scratch graph, a prime. If
+`view.has_stand_ins` is true, further primes stand for the lengths of inputs that are not static. So
+a length L that is not static in the program may be static in the scratch graph.
 """
 
 import typing
@@ -42,10 +42,10 @@ _NOT_STATIC_SHAPE = 'has a shape that is not static'
 def reshape(op: tf.Operation, state: State, view: View) -> State:
     """`tf.reshape`: [n, 3, 4] becomes [3 n, 4], with 3 neighbouring rows of each example."""
     before = required(view.shape(op.inputs[0]), op, _NOT_STATIC_SHAPE)
-    # By inference, and not by the state of the result, which is to be found here.
+    # `view.shape` would ask for the state of the result, which this rule is to find.
     after = required(view.shape_by_inference(op.outputs[0]), op, _NOT_STATIC_SHAPE)
-    # TensorFlow infers `after` from the primes that stand for lengths. Where the shape is not known
-    # as sizes, such as a difference of two lengths, a run has other lengths than these.
+    # TensorFlow infers `after` from the primes that stand for lengths. If the new shape is not known
+    # as sizes, as a difference of two lengths is not, a run may have other lengths than `after`.
     if view.has_stand_ins:
         required(_new_shape(op, view), op, _NOT_STATIC_SHAPE)
     if state.kind is Kind.ROWS:
@@ -57,8 +57,8 @@ def reshape(op: tf.Operation, state: State, view: View) -> State:
 
 
 def _new_shape(op: tf.Operation, view: View) -> typing.Optional[Sizes]:
-    """The sizes that a reshape gets as the new shape, such as (n, -1); None where they are not
-    known as sizes."""
+    """The new shape that a reshape gets, as sizes, such as (n, -1); None where it is not known as
+    sizes."""
     return sizes_in(op.inputs[1], view.state(op.inputs[1]), view)
 
 
@@ -79,9 +79,9 @@ def _reshaped_by_stride(op: tf.Operation, state: State, before: typing.List[int]
 
     Args:
       op: the operation.
-      state: of the values, PER_EXAMPLE.
-      before: the lengths of their dimensions.
-      after: those of the result.
+      state: the state of the values, PER_EXAMPLE.
+      before: the lengths of the values' dimensions.
+      after: the lengths of the result's dimensions.
       view: `View`.
     """
     stride = state.inner * _product(before[state.axis + 1:])
@@ -101,22 +101,22 @@ def _reshaped_by_stride(op: tf.Operation, state: State, before: typing.List[int]
 
 def _is_for_all_lengths(op: tf.Operation, state: State, before: typing.List[int],
                         after: typing.List[int], axis: int, view: View) -> bool:
-    """Whether the entries of an example are whole steps along a dimension of the result, whatever
-    the lengths are that are not static.
+    """Whether the entries of an example are a whole number of steps along a dimension of the result,
+    for all values of the lengths that are not static.
 
-    Of [n, L - 1] as [-1, 2] the scratch graph does not tell it: the prime that stands for L is odd,
-    and L may be even.
+    The scratch graph alone does not tell this. In it [n, L - 1] can be reshaped to [-1, 2], since
+    the prime that stands for L is odd; but L may be even.
 
-        [n, L] as (n, -1, 2)      the shape says n itself
-        [n, L, 4] as [-1, 2]      a step is 2 entries: the static 4 are 2 steps, L times 4 are 2 L
-        [n, 3, L] as [-1, L]      a step is L entries, the last of the lengths: 3 steps
-        any other                 not known
+        [n, L] as (n, -1, 2)      yes: the new shape has n at this dimension
+        [n, L, 4] as [-1, 2]      yes: a step is 2 entries, so that 4 L entries are 2 L steps
+        [n, 3, L] as [-1, L]      yes: a step is L entries, so that 3 L entries are 3 steps
+        any other reshape         not known: False
 
     Args:
       op: the operation.
-      state: of the values, PER_EXAMPLE.
-      before: the lengths of their dimensions.
-      after: those of the result.
+      state: the state of the values, PER_EXAMPLE.
+      before: the lengths of the values' dimensions.
+      after: the lengths of the result's dimensions.
       axis: the dimension of the result.
       view: `View`.
     """
@@ -130,7 +130,7 @@ def _is_for_all_lengths(op: tf.Operation, state: State, before: typing.List[int]
     static_lengths = lengths_of_example[len(lengths_of_example) - count_of_static:]
     if _product(static_lengths) % entries_of_step == 0:
         return True
-    # What some of the last lengths, or all of them and `inner`, are multiplied to.
+    # The products of the last one, the last two, … of these factors: in [n, 3, L] of L, and of 3 L.
     factors = [state.inner, *lengths_of_example]
     products_of_last = [_product(factors[place:]) for place in range(len(factors))]
     return entries_of_step in products_of_last
@@ -138,14 +138,14 @@ def _is_for_all_lengths(op: tf.Operation, state: State, before: typing.List[int]
 
 def _places_of_stride(stride: int, lengths: typing.List[int],
                       examples: int) -> typing.List[_Place]:
-    """The dimensions along which some steps go from one example to the next.
+    """The dimensions along which a whole number of steps goes from one example to the next.
 
     Let the stride be 12 entries in [3 n, 4]:
 
         dimension 0    a step goes over 4 entries. 3 steps go to the next example; the length 3 n is
-                       3 steps for each of n examples, so that this is a place
+                       3 steps for each of n examples, so that this dimension is a place
         dimension 1    a step goes over 1 entry. 12 steps would go to the next example; the length 4
-                       is not 12 steps for each of n examples, so that this is none
+                       is not 12 steps for each of n examples, so that this dimension is no place
 
     Args:
       stride: the number of entries from one example to the next.
@@ -155,7 +155,7 @@ def _places_of_stride(stride: int, lengths: typing.List[int],
     places = []
     for axis, length in enumerate(lengths):
         entries_of_step = _product(lengths[axis + 1:])
-        if 0 in (stride, entries_of_step, length):  # no entries, by which a place could be told
+        if 0 in (stride, entries_of_step, length):  # without entries, every dimension would fit
             continue
         steps, rest = divmod(stride, entries_of_step)
         steps_of_a_round = examples * steps
@@ -165,13 +165,13 @@ def _places_of_stride(stride: int, lengths: typing.List[int],
 
 
 def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
-    """Whether a shape has the number of examples in no other dimension than this one, and there a
-    multiple of it. A shape such as (n, n) of x [n, 4] fits some batches, but not those of another
-    size.
+    """Whether no dimension of a shape but this one depends on the number of examples, and whether
+    this one is a multiple of it. A shape such as (n, n) for x [n, 4] fits batches of one size, 4,
+    alone.
 
-    The answer is True, too, where the numbers are not known as sizes. Then they do not depend on n;
-    or they do otherwise than sizes, and have a mark (`sizes.as_number`), with which no loss is
-    proven.
+    If the numbers are not known as sizes, the answer is True: either they do not depend on n, or
+    they depend on n in another way than sizes do. In the second case they have a mark
+    (`sizes.as_number`), with which no loss is proven.
 
     Args:
       axis: the dimension.
@@ -190,8 +190,8 @@ def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
 def _product(lengths: typing.Iterable) -> int:
     """The number of entries in dimensions of these lengths.
 
-    It is computed with Python's integers, since lengths that are not static have large primes in
-    their places, whose product may exceed an int64 of numpy.
+    The product is computed with Python's integers: a large prime stands for each length that is not
+    static, and the product of several primes may exceed an int64 of numpy.
     """
     product = 1
     for length in lengths:
@@ -207,15 +207,15 @@ def _reshaped_with_unknown(op: tf.Operation, state: State, before: _Lengths, aft
 
     Args:
       op: the operation.
-      state: of the values, PER_EXAMPLE.
-      before: the lengths of their dimensions, None where one is not static.
-      after: those of the result.
+      state: the state of the values, PER_EXAMPLE.
+      before: the lengths of the values' dimensions, None where a length is not static.
+      after: the lengths of the result's dimensions, in the same way.
       view: `View`.
     """
     blocks = _reshaped_blocks(op, state, view)
     if blocks is not None:
         return blocks
-    # Where all dimensions up to the examples' keep their lengths, the examples stay there.
+    # If all dimensions up to the examples' keep their lengths, the examples stay where they are.
     lengths_before = before[:state.axis + 1]
     lengths_after = after[:state.axis + 1]
     if None not in lengths_before and lengths_before == lengths_after:
@@ -237,7 +237,7 @@ def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optio
         return None
     number_of_rows = shape[0]
     lengths_of_row = shape[1:]
-    if axes_of_examples(lengths_of_row):  # the examples are not along dimension 0 alone
+    if axes_of_examples(lengths_of_row):  # such as (-1, n): the lengths of a row depend on n
         return None
     row = [size.constant for size in lengths_of_row]
     entries_of_each = state.inner * _product(size.constant for size in lengths[1:])
@@ -250,14 +250,14 @@ def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optio
 def _rows_of_each(number: Size, row: typing.List[int], entries: int) -> typing.Optional[int]:
     """How many rows of the result belong to each example.
 
-        shape (k n, 4)    k rows, since the number of entries is the same before and after
+        shape (k n, 4)    k rows, since a reshape keeps the number of entries
         shape (-1, 4)     a fourth of the entries of an example, if 4 divides their number
         any other shape   None: not known
 
     Args:
-      number: the first number of the shape, which tells the number of rows.
-      row: the other numbers, the lengths of a row. Where `number` is not -1, one of them may be:
-        -1 stands once in a shape, for the length that is left.
+      number: the first number of the shape, the number of rows or -1.
+      row: the other numbers of the shape, the lengths of a row. If `number` is not -1, one of them
+        may be -1, which stands once in a shape for the length that is left.
       entries: the number of entries of each example.
     """
     if 0 in row:  # rows without entries, of which there may be any number
@@ -266,22 +266,22 @@ def _rows_of_each(number: Size, row: typing.List[int], entries: int) -> typing.O
     if takes_all_rows:
         rows, rest = divmod(entries, _product(row))
         return rows if rest == 0 else None
-    is_length = number.per_example > 0  # -n, as of a difference, is a multiple, too
+    is_length = number.per_example > 0  # a difference such as 4 - n - 4 is the multiple -n
     if is_multiple_of_examples(number) and is_length:
         return number.per_example
     return None
 
 
 def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View) -> State:
-    """The state of [n, L] as (-1, 5): a row for each example, if each has 5 numbers.
+    """The state of [n, L] as (-1, 5): a row for each example, if each example has 5 numbers.
 
-    The graph does not tell whether it is so. The result has a mark of this operation, and a proof
-    that needs it says what it supposes.
+    The graph does not tell whether each example has 5 numbers. So the result is marked with this
+    operation, and the verdict of a proof that needs the result names this supposition.
 
     Args:
       op: the operation.
-      state: of the values, PER_EXAMPLE.
-      after: the lengths of the dimensions of the result.
+      state: the state of the values, PER_EXAMPLE.
+      after: the lengths of the result's dimensions.
       view: `View`.
     """
     shape = required(view.value(op.inputs[1]), op, _NOT_STATIC_SHAPE)
@@ -298,14 +298,15 @@ def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View) ->
 def _reshaped_rows(op: tf.Operation, state: State, before: _Lengths, after: _Lengths) -> State:
     """The state of rows [rows, 3, 4] as [rows, 12], or [1, rows, 12].
 
-    Each row has to keep its number of entries. These have to be neighbours before and after, so
-    that the dimensions before the rows have length 1: in [2, rows, 4] a row is in two pieces.
+    Each row has to keep its number of entries. The entries of a row have to be neighbours before and
+    after the reshape, so that all dimensions before the rows must have length 1: in [2, rows, 4] a
+    row is in two pieces.
 
     Args:
       op: the operation.
-      state: of the values, ROWS.
-      before: the lengths of their dimensions.
-      after: those of the result; the number of rows is the one that is not static.
+      state: the state of the values, ROWS.
+      before: the lengths of the values' dimensions.
+      after: the lengths of the result's dimensions; only the number of rows is not static.
     """
     if after.count(None) != 1:
         return unknown(op, _NOT_STATIC_SHAPE)

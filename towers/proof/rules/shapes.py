@@ -1,7 +1,7 @@
 """Rules for shapes and other numbers computed from them, and for tensors of a given shape.
 
-Of a tensor [n, 4], `tf.shape` gives the sizes n and 4, with which `proof.sizes` computes. A tensor
-that is made with a shape (2 n, 4) has entries of the examples along its first dimension.
+For a tensor [n, 4], `tf.shape` gives the sizes n and 4, and `proof.sizes` computes with them. A
+tensor that is made with a shape (2 n, 4) has entries of the examples along its first dimension.
 """
 
 import itertools
@@ -36,11 +36,11 @@ from towers.proof.view import View
 
 _States = typing.Sequence[State]
 
-_MOST_NUMBERS = 64  # of a tensor whose numbers are followed one by one, as those of a shape
+_MOST_NUMBERS = 64  # a tensor with more numbers is taken for no shape, and not followed as sizes
 _COUNTS_ROWS = 'counts rows of which examples have different numbers'
 _NO_SHAPE_OF_EXAMPLES = 'has a shape that is not known to be of the examples'
 _UNIFORM = INDEPENDENT._replace(is_uniform=True)
-"""The state of a tensor that is the same on every tower, and all of whose entries are equal."""
+"""The state of a tensor that is the same on every tower, and has equal entries."""
 
 
 # ---- the shape of a tensor -----------------------------------------------------------------------
@@ -48,8 +48,8 @@ _UNIFORM = INDEPENDENT._replace(is_uniform=True)
 def shape_of(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
     """`tf.shape`, `tf.size`, `tf.rank`, `tf.shape_n`: the sizes of each input.
 
-    They are known, since the examples have one dimension, and all others have the same length on
-    every tower: [n, 4] has the shape (n, 4), and the size 4 n.
+    The sizes are known: the examples are along one dimension, and all other dimensions have the
+    same length on every tower. [n, 4] has the shape (n, 4), and the size 4 n.
     """
     return [_shape_of_one(op, tensor, state, view) for tensor, state in zip(op.inputs, states)]
 
@@ -72,8 +72,8 @@ def _shape_of_one(op: tf.Operation, tensor: tf.Tensor, state: State, view: View)
 
 
 def _rank_of(tensor: tf.Tensor, view: View) -> State:
-    """The number of dimensions of a tensor: it is the same on every tower, also where it is not
-    known before the program runs."""
+    """The state of the rank of a tensor. The rank is the same on every tower, even if it is not known
+    before the program runs."""
     rank = view.rank(tensor)
     return INDEPENDENT if rank is None else sizes_state([Size(rank)])
 
@@ -83,7 +83,7 @@ def _rank_of(tensor: tf.Tensor, view: View) -> State:
 _ARITHMETIC = {'Add': sizes.plus, 'AddV2': sizes.plus, 'Sub': sizes.minus, 'Mul': sizes.product,
                'FloorDiv': sizes.quotient, 'Div': sizes.quotient, 'FloorMod': sizes.remainder,
                'Maximum': sizes.larger}
-"""{type of an operation: the function that computes it of two sizes}"""
+"""{type of an operation: the function that computes its result from two sizes}"""
 
 
 def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
@@ -98,7 +98,7 @@ def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing
     if not _are_vectors(op.inputs, view):
         return None
     left, right = _sizes_in_each(op.inputs, states, view)
-    if not left or not right:  # not known; or a vector without a number
+    if not left or not right:  # None, not known; or (), a vector without a number
         return None
     count = max(len(left), len(right))
     results = all_known(map(function, _repeated(left, count), _repeated(right, count)))
@@ -106,8 +106,10 @@ def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing
 
 
 def _repeated(numbers: Sizes, count: int) -> Sizes:
-    """The numbers of a vector as broadcasting takes them: a single one `count` times. (A number of
-    them that is neither 1 nor `count` is refused by TensorFlow.)"""
+    """The numbers of a vector after broadcasting to `count` numbers: a single number is repeated.
+
+    TensorFlow refuses a vector whose length is neither 1 nor `count`.
+    """
     return numbers * count if len(numbers) == 1 else numbers
 
 
@@ -123,7 +125,7 @@ def prod_of_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optio
       The state of the size; None for other operations, and where the result is no size, as n * n.
     """
     is_product_of_vector = op.type == 'Prod' and view.rank(op.inputs[0]) == 1
-    # Of a product over no dimension, axis=[], the result is the vector itself.
+    # With axis=[], a product over no dimension, the result is the vector itself.
     is_one_number = view.shape(op.outputs[0]) in ([], [1])
     if not is_product_of_vector or not is_one_number:
         return None
@@ -148,7 +150,7 @@ def rearranged_sizes(op: tf.Operation, states: _States, view: View) -> typing.Op
     if op.type == 'ConcatV2':
         return _joined_sizes(list(op.inputs)[:-1], states, view)  # all inputs but the axis
     numbers = sizes_in(op.inputs[0], states[0], view)
-    # A large constant of integers is no shape: to follow each of its numbers would take long.
+    # A large constant of integers is taken for no shape: to follow each number would take long.
     if numbers is None or len(numbers) > _MOST_NUMBERS:
         return None
     places = _picked_places(op, len(numbers), view)
@@ -158,8 +160,8 @@ def rearranged_sizes(op: tf.Operation, states: _States, view: View) -> typing.Op
 
 
 def _stacked_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
-    """The sizes of `tf.stack([n, 4])`; None of vectors that are stacked along another axis than 0,
-    since their numbers do not come one after the other."""
+    """The sizes of `tf.stack([n, 4])`. None for vectors that are stacked along another axis than 0:
+    the numbers of one vector are then not neighbours in the result."""
     are_scalars = all(view.rank(tensor) == 0 for tensor in op.inputs)
     if op.get_attr('axis') != 0 and not are_scalars:
         return None
@@ -179,13 +181,13 @@ def _joined_sizes(tensors: typing.List[tf.Tensor], states: _States,
 
 def _sizes_in_each(tensors: typing.Iterable[tf.Tensor], states: _States,
                    view: View) -> typing.List[typing.Optional[Sizes]]:
-    """The numbers of each of the tensors, as `sizes_in` gives them."""
+    """For each tensor, the result of `sizes_in`: its numbers, or None."""
     return [sizes_in(tensor, state, view) for tensor, state in zip(tensors, states)]
 
 
 def _picked_places(op: tf.Operation, count: int, view: View) -> typing.Optional[np.ndarray]:
-    """The places of the numbers that an operation picks of its first input: `shape[1:]` of 3
-    numbers picks those at 1 and 2.
+    """The places of the numbers that an operation picks from its first input: `shape[1:]` of 3
+    numbers picks the numbers at the places 1 and 2.
 
     Args:
       op: the operation.
@@ -198,7 +200,7 @@ def _picked_places(op: tf.Operation, count: int, view: View) -> typing.Optional[
     places = np.arange(count)
     if op.type in _SAME_NUMBERS:
         return places
-    picks_numbers = op.type in _PICKS and view.rank(op.inputs[0]) == 1  # of a matrix, it picks rows
+    picks_numbers = op.type in _PICKS and view.rank(op.inputs[0]) == 1  # else it picks rows
     if not picks_numbers:
         return None
     arguments = all_known(map(view.value, list(op.inputs)[1:]))
@@ -209,7 +211,7 @@ def _picked_places(op: tf.Operation, count: int, view: View) -> typing.Optional[
 
 def _picked_by_slice(places: np.ndarray, op: tf.Operation,
                      limits: typing.List[np.ndarray]) -> np.ndarray:
-    """`tf.slice(places, [begin], [length])`, where a length of -1 is all that are left.
+    """`tf.slice(places, [begin], [length])`; a length of -1 takes all places from `begin` on.
 
     Args:
       places: array of int.
@@ -227,8 +229,8 @@ def _picked_by_brackets(places: np.ndarray, op: tf.Operation,
 
     Args:
       places: array of int.
-      op: the operation `StridedSlice`. The bits of its masks say what stands in the brackets; here
-        there is one item, and so one bit.
+      op: the operation `StridedSlice`. Each bit of its masks describes one item in the brackets;
+        a vector has one item, and so one bit.
       limits: its arguments begin, end and strides.
     """
     has_other_items = op.get_attr('new_axis_mask') or op.get_attr('ellipsis_mask')
@@ -237,7 +239,7 @@ def _picked_by_brackets(places: np.ndarray, op: tf.Operation,
     begin, end, stride = [int(np.ravel(value)[0]) for value in limits]
     is_index = op.get_attr('shrink_axis_mask')
     if is_index:
-        return places[begin:][:1]  # which is right for -1, too, as places[begin:begin + 1] is not
+        return places[begin:][:1]  # for begin=-1, places[begin:begin + 1] is empty
     first = None if op.get_attr('begin_mask') else begin  # left out, as in [:2]
     past_last = None if op.get_attr('end_mask') else end  # left out, as in [1:]
     return places[first:past_last:stride]
@@ -245,12 +247,12 @@ def _picked_by_brackets(places: np.ndarray, op: tf.Operation,
 
 def _picked_by_indices(places: np.ndarray, op: tf.Operation,
                        arguments: typing.List[np.ndarray]) -> np.ndarray:
-    """`tf.gather(places, indices)`, one after the other.
+    """`tf.gather(places, indices)`, as a vector.
 
     Args:
       places: array of int.
       op: the operation `Gather` or `GatherV2`.
-      arguments: its indices, and the axis, if it has one.
+      arguments: the indices and, for `GatherV2`, the axis.
     """
     indices = arguments[0]
     return np.ravel(places[indices])
@@ -259,21 +261,23 @@ def _picked_by_indices(places: np.ndarray, op: tf.Operation,
 _PICKS: typing.Dict[str, typing.Callable] = {
     'StridedSlice': _picked_by_brackets, 'Slice': _picked_by_slice,
     'Gather': _picked_by_indices, 'GatherV2': _picked_by_indices}
-"""{type of an operation that picks numbers of a vector: the function that does it}"""
+"""{type of an operation that picks numbers from a vector: the function that picks places}"""
 
 
 # ---- dimensions that broadcasting repeats --------------------------------------------------------
 
 def broadcast_gradient_args(op: tf.Operation, states: _States, view: View) -> Results:
-    """The dimensions over which the gradient of a product is added up, for each of its factors: of
-    x [n, 4] * w [4] none for x, and dimension 0 for w, which broadcasting repeats along it.
+    """The dimensions over which the gradient of each factor of a product is summed: for
+    x [n, 4] * w [4], no dimension for x; and dimension 0 for w, which broadcasting repeats along
+    this dimension.
 
-    In a batch of one example TensorFlow adds up dimension 0 for x, too, since both lengths are 1.
-    That changes no number: the sum keeps its dimensions, or gets the shape of x afterwards. Where
-    another operation takes it, nothing is proven.
+    In a batch of one example, the length of x along dimension 0 is 1, and TensorFlow sums the
+    gradient of x over dimension 0, too. This changes no number, if the sum keeps its dimensions, or
+    is reshaped to the shape of x afterwards. If any other operation takes the dimensions, nothing
+    is proven.
 
     Returns:
-      The states of the two vectors of dimensions; or one state of both.
+      The states of the two vectors of dimensions; or one state for both.
     """
     one, other = [required(shape, op, 'compares shapes that are not known')
                   for shape in _sizes_in_each(op.inputs, states, view)]
@@ -293,27 +297,28 @@ _ONE = Size(1)
 
 
 def _with_rank(shape: Sizes, rank: int) -> Sizes:
-    """A shape with as many dimensions of length 1 in front as it lacks."""
+    """A shape of a given rank: with dimensions of length 1 in front, as many as the shape lacks."""
     return (_ONE,) * (rank - len(shape)) + shape
 
 
 def _go_together(length: Size, other_length: Size) -> bool:
-    """Whether two lengths of one dimension are known to be equal, or one is 1, which broadcasts."""
+    """Whether two lengths are known to be equal, or one length is 1, so that it broadcasts."""
     return length == other_length or _ONE in (length, other_length)
 
 
 def _axes_of_one_entry(shape: Sizes) -> State:
-    """The dimensions of a factor that have one entry, as sizes: broadcasting repeats it."""
+    """The dimensions of a factor that have the length 1, as sizes: broadcasting repeats the factor
+    along these dimensions."""
     return sizes_state(Size(axis) for axis, length in enumerate(shape) if length == _ONE)
 
 
 def _goes_to_reshaped_sums(axes: tf.Tensor) -> bool:
-    """Whether sums that `_is_reshaped_sum` describes alone take dimensions."""
+    """Whether a vector of dimensions is taken by no operation but the sums of `_is_reshaped_sum`."""
     return all(map(_is_reshaped_sum, axes.consumers()))
 
 
 def _is_reshaped_sum(op: tf.Operation) -> bool:
-    """Whether an operation is a sum that keeps its dimensions, or is reshaped wherever it goes."""
+    """Whether an operation is a sum that keeps its dimensions, or that only `Reshape`s take."""
     if op.type != 'Sum':
         return False
     takers = op.outputs[0].consumers()
@@ -325,13 +330,13 @@ def _is_reshaped_sum(op: tf.Operation) -> bool:
 def tensor_of_shape(op: tf.Operation, shape: typing.Optional[Sizes], shape_state: State) -> State:
     """The state of a tensor of a given shape whose values do not depend on the examples.
 
-    Ones of shape (2 n, 4) are of the examples, two entries of each; of (3, 4) they are the same on
-    every tower; of (n, n) or (n + 1,) they are neither.
+    Ones of the shape (2 n, 4) are of the examples, with two entries of each example. Ones of the
+    shape (3, 4) are the same on every tower. Ones of the shape (n, n) or (n + 1,) are unknown.
 
     Args:
       op: the operation that makes the tensor.
-      shape: its shape, where that is known.
-      shape_state: the state of the tensor that tells the shape.
+      shape: its shape; None where it is not known.
+      shape_state: the state of the input that has the shape.
     """
     if shape is None:
         # A shape may be the same on every tower though it is not static.
@@ -348,8 +353,8 @@ def tensor_of_shape(op: tf.Operation, shape: typing.Optional[Sizes], shape_state
 
 
 def fill(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.fill`, `tf.zeros`: the same value for every example, where a dimension of the shape is
-    theirs. The value has to be a number that does not depend on the shard, not even on its size."""
+    """`tf.fill`, `tf.zeros`: the same value for every example, if a dimension of the shape is the
+    examples'. The value must not depend on the shard, not even on the number of examples."""
     shape_state, value = states
     if not is_same_on_towers(value):
         return unknown(op, 'repeats %s' % value.kind.value)
@@ -360,10 +365,10 @@ def fill(op: tf.Operation, states: _States, view: View) -> State:
 def zeros_like(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.zeros_like`, `tf.ones_like`: zeros or ones of the shape of a tensor.
 
-        like x [n, 4]       the same for every example
-        like x [rows, 4]    of as many rows of each example
-        like one example    of its shape, which may be another one than that of the next
-        like a mean, …      the same on every tower, all entries equal
+        like x [n, 4]                  PER_EXAMPLE, constant
+        like x [rows, 4]               ROWS, as many of each example as in x
+        like a value of one example    ONE_EXAMPLE, since each example may have another shape
+        like a mean, …                 the same on every tower, with equal entries
 
     The result has the marks of the tensor, since a statistic of the shard may have decided its
     shape.
@@ -377,7 +382,8 @@ def zeros_like(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def random_numbers(op: tf.Operation, states: _States, view: View) -> State:
-    """Random numbers of a shape: of (n, 4) each example has its own 4, as on one device."""
+    """Random numbers of a shape: for (n, 4) each example has 4 numbers of its own, as on one
+    device."""
     shape_state = states[0]
     parameters = states[1:]
     if any(state.kind is not Kind.INDEPENDENT for state in parameters):
@@ -388,9 +394,9 @@ def random_numbers(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def range_of(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.range`: the numbers 0, 1, …, n - 1 are the positions of the examples in the shard.
-
-    A range between limits that all towers share has the same numbers on every tower.
+    """`tf.range`: the numbers of `tf.range(n)`, 0, 1, …, n - 1, are the positions of the examples in
+    the shard. A range between limits that all towers share is the same on every tower. Any other
+    range that depends on n, such as `tf.range(2 n)`, is unknown.
     """
     limits = _sizes_in_each(op.inputs, states, view)
     if all(is_same_on_towers(state) for state in states):
@@ -407,19 +413,19 @@ _Limits = typing.List[typing.Optional[Sizes]]
 
 
 def end_of_count(limits: _Limits) -> typing.Optional[Sizes]:
-    """The end of a range that counts from 0 in steps of 1: (n,) of `tf.range(n)`; None where it is
-    not known, and for any other range."""
+    """The end of a range that counts from 0 in steps of 1: (n,) for `tf.range(n)`. None for any other
+    range, and where the end is not known."""
     begin, end, step = limits
     is_from_0_by_1 = begin == (Size(0),) and step == (Size(1),)
     return end if is_from_0_by_1 else None
 
 
 def _static_range(limits: _Limits) -> typing.Optional[State]:
-    """The numbers of a short range between static limits, as sizes: the range may be a list of
+    """The numbers of a short range between static limits, as sizes, since the range may be a list of
     axes, or of places in a shape. None for any other range.
 
     Args:
-      limits: as they are in `range_of`, without the number of examples in them.
+      limits: the limits as in `range_of`; none depends on the number of examples.
     """
     known_limits = all_known(limits)
     if known_limits is None:
@@ -442,7 +448,7 @@ def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
     value, shape_state = states
     shape = required(sizes_in(op.inputs[1], shape_state, view), op, _NO_SHAPE_OF_EXAMPLES)
     rank = static_rank(op.inputs[0], op, view)
-    new_dimensions = len(shape) - rank  # which broadcasting puts first
+    new_dimensions = len(shape) - rank  # broadcasting puts these first
     if value.kind is Kind.PER_EXAMPLE:
         return _broadcast_examples(op, value, shape, new_dimensions)
     if value.kind is not Kind.INDEPENDENT:
@@ -453,17 +459,17 @@ def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
         if not _is_repeated_along(axis_of_value, op.inputs[0], view):
             return unknown(op, 'has another size of its own along the examples')
         return result
-    # `tensor_of_shape` takes all entries for equal. Those of a vector (1, 2) are not.
+    # `tensor_of_shape` supposes equal entries. The entries of a vector (1, 2) are not equal.
     has_equal_entries = rank == 0 or value.is_uniform
     return result._replace(is_uniform=result.is_uniform and has_equal_entries)
 
 
 def _is_repeated_along(axis: int, tensor: tf.Tensor, view: View) -> bool:
-    """Whether broadcasting certainly repeats what a tensor has, one entry, along a dimension. With
-    more entries the tensor fits batches of one size only.
+    """Whether it is certain that a tensor has one entry along a dimension, which broadcasting
+    repeats. With more entries the tensor fits batches of one size only.
 
     Args:
-      axis: the dimension; negative for one that the tensor lacks, and gets by broadcasting.
+      axis: the dimension; negative for a dimension that the tensor lacks and broadcasting adds.
       tensor: the tensor.
       view: `View`.
     """
@@ -474,14 +480,14 @@ def _is_repeated_along(axis: int, tensor: tf.Tensor, view: View) -> bool:
 def _broadcast_examples(op: tf.Operation, value: State, shape: Sizes, new_dimensions: int) -> State:
     """The state of values of the examples that are broadcast to a shape.
 
-    In the shape the examples have the dimension that they have in the values; n in another one, as
-    in (n, n) for x [n] or [n, 1], would repeat them.
+    The examples' dimension in the shape must be the examples' dimension of the values. An n in
+    another dimension, as in the shape (n, n) for x [n] or [n, 1], would repeat the examples.
 
     Args:
       op: the operation.
       value: the state of the values, PER_EXAMPLE.
       shape: the shape.
-      new_dimensions: how many dimensions it has before those of the values.
+      new_dimensions: how many dimensions the shape has before the dimensions of the values.
     """
     axis = value.axis + new_dimensions
     if any(axis_in_shape != axis for axis_in_shape in axes_of_examples(shape)):

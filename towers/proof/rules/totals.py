@@ -4,16 +4,17 @@
     SUM     sum over e of f(example e), plus a constant if it has an offset
     SHARE   a constant divided by n
 
-An operation that is linear in them gives one of them again, by arithmetic on these formulas. Any
-other operation gives a value of the shard: it goes on as the same on every tower, with a mark that
-names the statistic (`State.shard_statistics`), and no loss with such a mark is proven.
+An operation that is linear in means, sums and shares gives a mean, a sum or a share again, by
+arithmetic on these formulas. Any other operation gives a value of the shard. Its state is
+INDEPENDENT, with a mark that names the statistic (`State.shard_statistics`); no loss with such a
+mark is proven.
 
 The inputs of the rules in this module have no entries of single examples: each is a mean, a sum, a
 share, or the same on every tower (INDEPENDENT).
 
 Words of other modules: a state with `is_count` is a multiple of the number of examples, such as
-2 n; a SUM with `is_constant` is one to which each example adds the same, which is a count, unless
-it `has_offset`.
+2 n. A SUM with `is_constant` is a sum to which each example adds the same number; it is a count,
+unless it `has_offset`.
 """
 
 import functools
@@ -62,21 +63,24 @@ def _totals_and_shares(states: _States) -> typing.List[State]:
 
 def not_linear(op: tf.Operation, states: _States, view: View,
                why: typing.Optional[str] = None) -> State:
-    """The state of a value that is computed otherwise than linearly: `tf.exp(m)`, `m ** 2`.
+    """The state of a value that an operation does not compute linearly: `tf.exp(m)`, `m ** 2`.
 
-        of what is the same on every tower    the same on every tower
-        of a mean or a sum m of the shard     the same on every tower, but marked with m: no
-                                              combination of the towers' squares of their means is
-                                              the square of the batch's mean
-        of what is unknown                    unknown
-        of entries of single examples, or     unknown: the rule that has called this function has no
-        of positions                          answer for where the examples are
+    By the inputs of the operation the result is:
+
+        inputs that are the same on every tower    the same on every tower
+        a mean or a sum m of the shard             INDEPENDENT, but marked with m: no combination of
+                                                   the towers' squares of their means is the square
+                                                   of the batch's mean
+        an unknown input                           unknown
+        entries of single examples, positions      unknown: the rule that has called this function
+                                                   has no answer for where the examples are
 
     Args:
       op: the operation.
-      states: of its inputs.
+      states: the states of its inputs.
       view: `View`, in which the use of the means and sums is noted.
-      why: the predicate of a sentence about the operation; without it, that it is not linear.
+      why: the reason, the predicate of a sentence about the operation; by default 'is not linear in
+        a mean over the examples', or 'in a sum'.
     """
     states = as_numbers(op, states, view)
     not_known = first_unknown(states)
@@ -91,8 +95,9 @@ def not_linear(op: tf.Operation, states: _States, view: View,
 
 
 def for_examples(rule: typing.Callable) -> typing.Callable:
-    """Makes a whole rule of one for inputs that tell of single examples, of an operation that is
-    not linear. Where no input does, the result is what `not_linear` says.
+    """Decorator: makes the rule of an operation that is not linear, for all inputs, from a function
+    for inputs that tell of single examples. Where no input tells of single examples, the result is
+    that of `not_linear`.
 
     Args:
       rule: function of the operation, the states of its inputs, and the view. At least one input
@@ -109,11 +114,12 @@ def for_examples(rule: typing.Callable) -> typing.Callable:
 
 def marks_of_totals(op: tf.Operation, states: _States, view: View, why: str) -> State:
     """The state INDEPENDENT, with the marks of all inputs, and one more mark for each mean, sum and
-    share among them. The callers take it for a result, or take its marks over to one.
+    share among the inputs. A caller returns this state for a result, or adds its marks to another
+    state.
 
     Args:
       op: the operation that uses the means, sums and shares, but not linearly.
-      states: of its inputs.
+      states: the states of its inputs.
       view: `View`, in which the reason of each mark is noted.
       why: the reason, the predicate of a sentence about the operation. It may have a place `%s` for
         the name of the mean, the sum or the share: "gives each example a value of all ('%s')".
@@ -130,8 +136,9 @@ def shard_statistic(op: tf.Operation, states: _States, view: View, why: str) -> 
     `tf.reduce_max(x, 0)`: INDEPENDENT, with a mark by the name of the operation.
 
     Args:
-      op: the operation that computes it.
-      states: others, whose marks the value gets, too.
+      op: the operation that computes the value.
+      states: the states of inputs whose marks the value gets as well; [] where the caller adds the
+        marks of all inputs itself.
       view: `View`, in which the reason of the mark is noted.
       why: the reason, the predicate of a sentence about the operation.
     """
@@ -142,7 +149,8 @@ def shard_statistic(op: tf.Operation, states: _States, view: View, why: str) -> 
 # ---- sums ----------------------------------------------------------------------------------------
 
 def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
-    """The sum of means, sums and constants, or one of them by a choice that all towers make.
+    """The state of a sum of means, sums, shares and constants; or of a choice among such values
+    that all towers make alike.
 
         constants                 the same on every tower
         mean of f + mean of g     the mean of f + g
@@ -150,11 +158,12 @@ def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
         sum of f + sum of g       the sum of f + g
         sum of f + constant c     a sum with the offset c, which N towers would add N times
         share + share             a share: c / n + d / n = (c + d) / n
-        any other                 not linear: a mean plus a sum is neither, nor a share plus c
+        any other                 not linear: a mean plus a sum is neither a mean nor a sum, and
+                                  a share plus a constant is no share
 
     Args:
       op: the operation, to which a refusal points.
-      states: of its inputs, none of which has entries of single examples.
+      states: the states of its inputs, none of which has entries of single examples.
       view: `View`.
     """
     terms = _totals_and_shares(states)  # all but the constants
@@ -176,12 +185,12 @@ def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
 def _sum_of_sums(states: _States, sums: _States) -> State:
     """The state of the sum of sums over the examples and, maybe, constants.
 
-        2 n + 3 n    5 n, a sum to which each example adds the same: constant, without an offset
+        2 n + 3 n    5 n, a sum to which each example adds 5: constant, without an offset
         2 n + 1      a sum with the offset 1, and so no multiple of n: not constant
 
     Args:
-      states: of all terms.
-      sums: of those that are sums over the examples.
+      states: the states of all terms.
+      sums: the states of the terms that are sums over the examples.
     """
     adds_constants = len(sums) < len(states)  # all terms that are no sums are constants
     has_offset = adds_constants or any(state.has_offset for state in sums)
@@ -194,22 +203,23 @@ def _sum_of_sums(states: _States, sums: _States) -> State:
 # ---- products ------------------------------------------------------------------------------------
 
 def product_of_totals(op: tf.Operation, states: _States, view: View) -> State:
-    """The product of a mean, a sum or a share, and constants: c mean(f) is the mean of c f.
+    """The state of a product: a constant c times the mean of f is the mean of c f.
 
-    Two of them may be multiplied where the number of examples cancels: a mean times that number is
-    a sum, a sum times a share is a mean. Any other product of two is not linear. Without any of
-    them, the product is the same on every tower, as `not_linear` says.
+    A constant times a sum or a share stays a sum or a share. The product of two means, sums or
+    shares is linear only where the number of examples cancels: a mean times the number of examples
+    is a sum, and a sum times a share is a mean. The product of two constants is the same on every
+    tower, as `not_linear` says.
 
     Args:
       op: the operation, to which a refusal points.
-      states: of its two inputs, neither of which has entries of single examples.
+      states: the states of its two inputs, neither of which has entries of single examples.
       view: `View`.
     """
     factors = _totals_and_shares(states)  # all but the constants
     if len(factors) == 1:
         return factors[0].with_marks_of(*states)
     factor_by_kind = {state.kind: state for state in factors}
-    kinds = set(factor_by_kind)  # one alone, where both factors are means, or sums, or shares
+    kinds = set(factor_by_kind)  # has one kind, where both factors are means, or sums, or shares
     if kinds == {Kind.MEAN, Kind.SUM}:
         return _mean_times_sum(op, factor_by_kind[Kind.MEAN], factor_by_kind[Kind.SUM], view)
     if kinds == {Kind.SUM, Kind.SHARE}:
@@ -218,16 +228,21 @@ def product_of_totals(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def _mean_times_sum(op: tf.Operation, mean: State, sum_: State, view: View) -> State:
-    """A mean of f times c n is c times the sum of f; a mean times any other sum is not linear."""
+    """The state of a mean times a sum: the mean of f times c n is c times the sum of f.
+
+    A mean times any other sum is not linear.
+    """
     if not sum_.is_count:
         return not_linear(op, [mean, sum_], view)
     return State(Kind.SUM, reductions=mean.reductions).with_marks_of(mean, sum_)
 
 
 def _sum_times_share(op: tf.Operation, sum_: State, share: State, view: View) -> State:
-    """A sum of f times c / n is c times the mean of f; d n times c / n is the constant d c.
+    """The state of a sum times a share: the sum of f times c / n is c times the mean of f; the sum
+    d n times c / n is the constant d c.
 
-    A sum with an offset has no mean: (sum of f + d) c / n has d c / n in it, which depends on n.
+    A sum with an offset gives no mean: (sum of f + d) times c / n contains d c / n, which depends
+    on n.
     """
     if sum_.has_offset:
         return not_linear(op, [sum_, share], view)
@@ -239,14 +254,16 @@ def _sum_times_share(op: tf.Operation, sum_: State, share: State, view: View) ->
 # ---- quotients -----------------------------------------------------------------------------------
 
 def quotient_of_totals(op: tf.Operation, dividend: State, divisor: State, view: View) -> State:
-    """The quotient of two values without the examples: a sum divided by their number is a mean.
+    """The state of the quotient of two values without entries of single examples.
 
-    A mean, a sum or a share divided by a constant stays one.
+    A sum divided by the number of examples is a mean.
+
+    A mean, a sum or a share divided by a constant stays a mean, a sum or a share.
 
     Args:
       op: the operation, to which a refusal points.
       dividend: the state of the first input.
-      divisor: the state of the second one.
+      divisor: the state of the second input.
       view: `View`.
     """
     if divisor.kind is Kind.INDEPENDENT and dividend.is_total_or_share:
@@ -260,7 +277,7 @@ def quotient_of_totals(op: tf.Operation, dividend: State, divisor: State, view: 
 
 
 def _divided_by_count(op: tf.Operation, dividend: State, count: State, view: View) -> State:
-    """The quotient by c n, a multiple of the number of examples.
+    """The state of a quotient by c n, a multiple of the number of examples.
 
         constant / c n         a share, by which a sum may be multiplied
         d n / c n              a constant
@@ -270,7 +287,7 @@ def _divided_by_count(op: tf.Operation, dividend: State, count: State, view: Vie
     Args:
       op: the operation.
       dividend: the state of the first input.
-      count: the state of the second one.
+      count: the state of the second input, c n.
       view: `View`.
     """
     if dividend.kind is Kind.INDEPENDENT:
