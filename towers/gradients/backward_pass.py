@@ -30,8 +30,8 @@ from towers.shards.batch_inputs import UpstreamVariables
 from towers.shards.cut_batch import CutBatch
 
 _TAKES_PLAIN_GRADIENTS = tf.train.GradientDescentOptimizer(1.)
-"""Stands in the place of an optimizer whose own method is called later. Its rate does not matter,
-since it updates nothing."""
+"""Takes a tower's gradients in the place of an optimizer whose own method is called later. Its
+learning rate does not matter, since it updates nothing."""
 
 
 class Differentiated(typing.NamedTuple):
@@ -40,7 +40,7 @@ class Differentiated(typing.NamedTuple):
     Attributes:
       tower: the tower.
       operations: all operations that were made for it, without those of its variables.
-      recomputed: for each loss, what is recomputed in its backward pass.
+      recomputed: for each loss, the operations that its backward pass recomputes.
       random_keys: the constants in the seeds of its random operations, which copies change.
     """
     tower: Tower
@@ -54,9 +54,9 @@ class _ObjectiveGradients(typing.NamedTuple):
 
     Attributes:
       pairs: `(gradient, variable)` of each trained variable.
-      shard_gradients: the gradients of those tensors of the shard that trained variables are
-        upstream of.
-      operations: all operations that were made for both.
+      shard_gradients: the gradients of the shard's tensors that are computed from trained
+        variables.
+      operations: all operations that were made for `pairs` and `shard_gradients`.
     """
     pairs: typing.List[tuple]
     shard_gradients: typing.List[tf.Tensor]
@@ -67,8 +67,8 @@ class _TowerResults(typing.NamedTuple):
     """The gradients of a tower, and the names of its operations.
 
     Attributes:
-      pairs, shard_gradients: as `_ObjectiveGradients` has them, of one loss; with several losses a
-        dict of these.
+      pairs, shard_gradients: as in `_ObjectiveGradients`; with several losses each is a dict by the
+        name of the loss.
       forward: names of the operations of the forward pass.
       backward: names of the operations of the backward pass.
     """
@@ -116,7 +116,7 @@ class TowerGradients:
         Args:
           recorded: the forward pass of this part.
           losses: the losses to differentiate.
-          index: the index of the part among those of this machine.
+          index: the index of the part among the parts of this machine.
           scale: what the losses are multiplied by: a float, or a scalar tensor.
           other_fetches: tensors and operations that a step runs besides the results of the model
             function.
@@ -136,8 +136,9 @@ class TowerGradients:
             fetches = fetches_of(recorded.output) + list(other_fetches) + recorded.updates
             for each in by_objective:
                 fetches += tensors_of(each.pairs)
-            # After the backward pass is made, since what it draws again has to get the same seeds;
-            # before it is rewritten, since recomputation copies random operations with their seeds.
+            # The seeds are given after the backward pass is made: random operations in it that draw
+            # the same numbers again must get the same seeds. They are given before the backward
+            # pass is rewritten, since recomputation copies random operations with their seeds.
             keys = _give_seeds(request, forward, backward, fetches, index)
             with Recording(graph) as recomputation, tf.device(TowerDevice(device)):
                 recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)
@@ -155,9 +156,9 @@ class TowerGradients:
 
         Args:
           by_objective: the gradients of each loss.
-          operations: all operations of the tower. Those that are not of the backward pass, such as
-            the loss times its weight and new seeds, count to the forward pass.
-          backward: the operations of the backward pass, with what it computes again.
+          operations: all operations of the tower. All of them that are not in `backward` count as
+            the forward pass, such as the loss times its weight, and new seeds.
+          backward: the operations of the backward pass, with the recomputed operations.
         """
         objectives = self._request.training.objectives
         backward_names = frozenset(names_of(backward))
@@ -179,10 +180,11 @@ class TowerGradients:
         for each in by_objective:
             backward += each.operations
         if recorded.imported is not None:
-            # The forward pass is an import; gradient functions may take the original's tensors.
+            # The forward pass is an import. A gradient function, such as the closure of a
+            # `tf.custom_gradient`, may take tensors of the original: the import's replace them.
             recorded.imported.redirect(backward)
         names_of_tower = names_of(recorded.operations + backward) - recorded.owned
-        # TensorFlow colocates some gradients with a variable, which is on another device.
+        # TensorFlow colocates some gradients with a variable, which may be on another device.
         keep_with_tower(backward, names_of_tower, device)
         return backward
 
@@ -192,7 +194,7 @@ class TowerGradients:
 
         Args:
           losses: the losses to differentiate.
-          index: the index of the part of the batch among those of this machine.
+          index: the index of the part of the batch among the parts of this machine.
           device: the device of the part.
           scale: what the losses are multiplied by: a float, or a scalar tensor.
         """
@@ -207,9 +209,9 @@ class TowerGradients:
         Args:
           recorded: the forward pass of this part.
           losses: the losses that were differentiated.
-          index: the index of the part among those of this machine.
+          index: the index of the part among the parts of this machine.
           root: the name scope of the tower, with a slash at its end; or ''.
-          results: its gradients, and the names of its operations.
+          results: the gradients of the part, and the names of its operations.
         """
         part = self._request.split.parts[index]
         return Tower(
@@ -230,10 +232,11 @@ class TowerGradients:
           combined: the combined gradients, as pairs.
 
         Returns:
-          What the optimizer's own `compute_gradients` makes of them; else a pair for each variable
-          that this loss trains, in their order, then the other combined pairs. The gradient is None
-          for a variable that the loss does not depend on, so that a program finds each variable at
-          the index it expects.
+          If the optimizer has its own `compute_gradients`, the pairs that this method makes from
+          the combined gradients. Else a pair for each variable that this loss trains, in the order
+          of the variables, then all other combined pairs. A variable that the loss does not depend
+          on has a pair with the gradient None, so that a program finds each variable at the index
+          that it expects.
         """
         if objective.name in self._own_methods:
             return self._own_methods[objective.name].pairs(loss, combined)
@@ -243,8 +246,8 @@ class TowerGradients:
         for variable in self._trained[objective.name]:
             pair_without_gradient = (None, variable)
             pairs.append(pairs_left.pop(variable.op.name, pair_without_gradient))
-        # An Estimator's model function that calls its optimizers itself (`GradientsOfModel`) may
-        # choose variables which the loss does not train: these are left.
+        # `pairs_left` has pairs here if an Estimator's model function calls its optimizers itself
+        # (`GradientsOfModel`), and differentiates by variables that the loss does not train.
         return pairs + list(pairs_left.values())
 
     def _differentiate_objective(self, index: int, objective: typing.Any, data_losses: typing.Any,
@@ -252,14 +255,14 @@ class TowerGradients:
         """Takes the gradients of the loss of one objective.
 
         Args:
-          index: the index of the part of the batch among those of this machine.
+          index: the index of the part of the batch among the parts of this machine.
           objective: the loss's name, optimizer and variables.
           data_losses: one loss, or a dict by the name of the objective.
           scale: what the loss is multiplied by: a float, or a scalar tensor.
         """
         request = self._request
         data_loss = request.training.objectives.entry_of(objective, data_losses)
-        # The tensors of the shard that trained variables are upstream of.
+        # The tensors of the shard that are computed from trained variables.
         inputs_from_variables = self.upstream.shard_tensors(self._batch.inputs[index])
         shard_pairs: typing.List[tuple] = []
         with Recording(tf.get_default_graph()) as made:
@@ -269,29 +272,30 @@ class TowerGradients:
             if inputs_from_variables:
                 gradients = tf.gradients(loss, inputs_from_variables)
                 shard_pairs = list(zip(gradients, inputs_from_variables))
-            # With a scaled loss, gradients that are not finite are no error: they skip the step.
+            # With a scaled loss, a gradient that is not finite is no error: the step is skipped.
             if self.scaled_losses is not None:
                 pairs = self.scaled_losses.unscaled(pairs)
                 shard_pairs = self.scaled_losses.unscaled(shard_pairs)
             elif request.numerics.check_numerics:
                 pairs = checked_gradients(pairs, data_loss, index, request.split.accumulate)
         place_backward(made.operations, data_loss, request.split.parts[index].device)
-        # TensorFlow puts the stack of a loop beside a variable whose value the stack keeps.
+        # TensorFlow puts the stack of a loop on the device of a variable, if the stack keeps the
+        # variable's values: the stack is moved to the device of the loop.
         keep_stacks_with_loops(made.operations)
         return _ObjectiveGradients(pairs, gradients_of(shard_pairs), made.operations)
 
     def _optimizer_of_tower(self, objective: typing.Any) -> tf.train.Optimizer:
-        """The optimizer that takes the gradients of a loss in a tower: that of the objective. If it
-        has a method of its own, which is called later, once, for the combined gradients, another
-        optimizer takes plain gradients in its place."""
+        """The optimizer that takes the gradients of a loss in a tower: the optimizer of the
+        objective, unless it has its own `compute_gradients` or `minimize`. Such a method is called
+        later, once, for the combined gradients; another optimizer takes the tower's gradients."""
         optimizer = objective.optimizer
         has_own_method = objective.name in self._own_methods or has_own_minimize(optimizer)
         return _TAKES_PLAIN_GRADIENTS if has_own_method else optimizer
 
     def _scaled(self, loss: tf.Tensor, objective: typing.Any, scale: typing.Any) -> tf.Tensor:
-        """A loss times all factors that its gradients are to have: the weight of the part; with
-        micro-batches, a 1 that is computed from the loss; the loss scale, for half precision; and
-        the factor of an optimizer's own `compute_gradients`.
+        """The loss times all factors that its gradients are to have: the weight of the part; with
+        micro-batches, a 1 that is computed from the loss (`_one_after`); the loss scale, for half
+        precision; and the factor of an optimizer's own `compute_gradients`.
 
         Args:
           loss: the loss of a part of the batch.
@@ -301,7 +305,7 @@ class TowerGradients:
         data_loss = loss
         if isinstance(scale, tf.Tensor):
             loss = loss * tf.cast(scale, loss.dtype)
-        elif scale != 1.:  # not by way of tf.cast, which would round a float to float32
+        elif scale != 1.:  # without tf.cast, which would round a Python float to float32
             loss = loss * scale
         if self._request.split.accumulate > 1:
             loss = loss * _one_after(data_loss)
@@ -315,10 +319,11 @@ class TowerGradients:
 def _one_after(loss: tf.Tensor) -> tf.Tensor:
     """Makes a scalar 1 of the loss's dtype that is computed from the loss.
 
-    The loss is multiplied by it, so that all gradients are computed from the loss. Without it, the
-    first of them are constants where shapes are static, those of a mean over images in the images'
-    size. TensorFlow would compute these constants before the step (on CPUs, up to 10 MB each), and
-    keep those of all micro-batches as long as the session lives.
+    The loss is multiplied by this 1, so that all gradients are computed from the loss. Without it,
+    the first gradients of a backward pass would be constants where shapes are static: the gradient
+    of a mean over images is a constant of the images' size. TensorFlow would compute such constants
+    before the step (on CPUs, up to 10 MB each), and keep the constants of all micro-batches as long
+    as the session lives.
     """
     one = tf.ones([], loss.dtype)
     one_by_choice = tf.where(tf.is_nan(loss), one, one)  # TensorFlow does not see that it is 1
@@ -327,18 +332,18 @@ def _one_after(loss: tf.Tensor) -> tf.Tensor:
 
 def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
                 index: int) -> Keys:
-    """Gives random operations seeds of the step, where `stateless_random` asks for it, and of the
-    part of the batch.
+    """Gives random operations seeds that depend on the part of the batch and, with
+    `stateless_random`, on the step.
 
     A tower that is copied keeps the seeds in the attributes of its operations: the copies compute
-    theirs from them.
+    their seeds from these.
 
     Args:
       request: `Request` of the build.
       forward: the operations of the forward pass of one part of the batch.
       backward: the operations of its backward pass.
       fetches: what a step fetches of the part.
-      index: the index of the part among those of this machine.
+      index: the index of the part among the parts of this machine.
 
     Returns:
       The `Keys` of the new seeds.
@@ -346,8 +351,8 @@ def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
     step = request.random_step  # None without `stateless_random`
     is_copied = request.parts_a_call > 1  # for the other parts of the batch
     is_of_first_machine = request.split.parts_before == 0
-    # Where the model function is called for each tower of one machine, the program's seeds stay, as
-    # in a loop of the program that calls it for each tower.
+    # With copies='reuse', the model function is called for each tower. On one machine the program's
+    # seeds then stay, as in a hand-written loop that calls the model function for each tower.
     if step is None and not is_copied and is_of_first_machine:
         return {}
     graph_seed = tf.get_default_graph().seed

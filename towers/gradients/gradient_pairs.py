@@ -13,11 +13,12 @@ from towers.graph.op_types import SAME_NUMBERS
 
 Gradient = typing.Union[tf.Tensor, tf.IndexedSlices]
 Pairs = typing.Iterable[typing.Tuple[typing.Optional[Gradient], tf.Variable]]
-"""`(gradient, variable)` pairs; the gradient is None where the loss does not depend on it."""
+"""`(gradient, variable)` pairs. The gradient is None where the loss does not depend on the
+variable."""
 
 
 def listed_pairs(pairs: typing.Any) -> typing.Optional[typing.List[tuple]]:
-    """An iterable of pairs, such as a `zip`, as a list of tuples; None for anything else."""
+    """An iterable of pairs, such as a `zip`, as a list of tuples; None for any other value."""
     try:
         listed = list(pairs)
     except (TypeError, RuntimeError):  # a tensor raises a `RuntimeError`
@@ -46,8 +47,8 @@ def tensors_of(pairs: Pairs) -> typing.List[tf.Tensor]:
 
 
 def map_values(function: typing.Callable, gradient: Gradient) -> Gradient:
-    """A gradient whose values are changed by a function; of an `IndexedSlices` the rows change, and
-    their indices stay.
+    """A gradient whose values are changed by a function. In an `IndexedSlices` the function changes
+    the rows, and the row indices stay.
 
     Args:
       function: from a tensor to a tensor of the same shape.
@@ -96,7 +97,7 @@ def may_be_gradient_of(gradient: typing.Any, variable: tf.Variable) -> bool:
     shape = variable.get_shape()
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient.shape.is_compatible_with(shape)
-    if shape.ndims is None:  # of a shape that is not known no dimension can be cut off
+    if shape.ndims is None:  # no dimension can be cut off a shape whose rank is not known
         return True
     # The values are rows of the variable. TF 1.15 gives `IndexedSlices` no shape.
     return gradient.values.shape[1:].is_compatible_with(shape[1:])
@@ -113,11 +114,11 @@ def expected_gradient(variable: tf.Variable) -> str:
 class Lookup(typing.NamedTuple):
     """The rows of a sparse gradient that come from one lookup (`tf.gather`) in a variable."""
     slices: tf.IndexedSlices
-    is_unique: bool  # whether no row occurs twice in it
+    is_unique: bool  # whether no row of the variable occurs twice in `slices`
 
 
-# {type of an operation: index of its output in which no number occurs twice}. Later TensorFlows
-# have the last three in the gradient of `embedding_lookup_sparse`.
+# {type of an operation: index of its output in which no number occurs twice}. The last three types
+# are of later TensorFlows, in the gradient of `embedding_lookup_sparse`.
 _UNIQUE = {'Range': 0, 'Unique': 0, 'UniqueV2': 0, 'UniqueWithCounts': 0, 'UniqueWithCountsV2': 0,
            'SparseSegmentSumGradV2': 1, 'SparseSegmentMeanGradV2': 1,
            'SparseSegmentSqrtNGradV2': 1}
@@ -130,8 +131,9 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
     """List of the lookups that a sparse gradient's rows come from, at least one.
 
     If a model looks up rows of a variable several times, TensorFlow concatenates the rows of all
-    these lookups. If one of the lookups has no row twice, they are split again: the sum over the
-    towers is to have no row twice for this lookup, and keeps repeated rows of the others.
+    these lookups. If at least one of the lookups has no row twice, the rows are split again by
+    lookup. The sum over the towers then has no row twice for such a lookup, and keeps the repeated
+    rows of all other lookups. If every lookup may have a row twice, one `Lookup` has all rows.
     """
     indices = slices.indices
     is_of_one_lookup = indices.op.type != 'ConcatV2'
@@ -153,7 +155,7 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
 def _is_unique(indices: tf.Tensor) -> bool:
     """Whether the operations that compute indices show that no two of the indices are equal."""
     tensor = source_through(indices, SAME_NUMBERS)
-    if tensor.op.type == 'DynamicPartition':  # the rows in one piece of a partitioned variable
+    if tensor.op.type == 'DynamicPartition':  # places in one piece of a partitioned variable
         place, piece = tensor.op.inputs
         rows = _rows_by_remainder(place, piece)
         if rows is None:
@@ -166,21 +168,22 @@ def _is_unique(indices: tf.Tensor) -> bool:
 
 
 def _has_different_numbers(tensor: tf.Tensor) -> bool:
-    """Whether an operation gives, by its type, numbers of which no two are equal."""
+    """Whether the type of a tensor's operation shows that no two of its numbers are equal."""
     return _UNIQUE.get(tensor.op.type) == tensor.value_index
 
 
 def _rows_by_remainder(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf.Tensor]:
-    """The row numbers of a variable in n pieces of which row r is in the piece `r % n`, at the
-    place `r // n`: different rows have different places in a piece. `tf.nn.embedding_lookup` shares
-    out the rows so by its strategy 'mod'.
+    """The row numbers r of a lookup in a variable of n pieces, where row r is in the piece `r % n`,
+    at the place `r // n`. So different rows have different places in a piece.
+
+    `tf.nn.embedding_lookup` distributes the rows in this way by its strategy 'mod'.
 
     Args:
-      place: of each row in its piece.
-      piece: the number of the piece of each row.
+      place: the place of each row in its piece.
+      piece: the number of each row's piece.
 
     Returns:
-      The row numbers; None where places and pieces are computed otherwise.
+      The row numbers; None where places and pieces are computed in another way.
     """
     quotient = _inputs_of(place, 'FloorDiv')
     remainder = _inputs_of(piece, 'FloorMod')
@@ -188,15 +191,16 @@ def _rows_by_remainder(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf
 
 
 def _rows_by_quotient(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf.Tensor]:
-    """The row numbers of a variable whose pieces have k rows each, but for the first e ones, which
-    have k + 1. `tf.nn.embedding_lookup` shares out the rows so by its strategy 'div':
+    """The row numbers r of a lookup in a variable whose first e pieces have k + 1 rows each, and
+    all other pieces k rows. `tf.nn.embedding_lookup` distributes the rows in this way by its
+    strategy 'div':
 
         piece = maximum(r // (k + 1), (r - e) // k)
         place = where(piece < e, r % (k + 1), (r - e) % k)
 
     The piece and the place together tell r. So different rows have different places in a piece.
 
-    Arguments and return as `_rows_by_remainder`.
+    Arguments and return value as in `_rows_by_remainder`.
     """
     quotients = _inputs_of(piece, 'Maximum')
     choice = _inputs_of(place, 'Select', 'SelectV2')
@@ -224,19 +228,19 @@ def _rows_by_quotient(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf.
 
 
 def _inputs_of(tensor: tf.Tensor, *types: str) -> typing.List[tf.Tensor]:
-    """The inputs of the operation that computes a tensor; [] where it is of another type."""
+    """The inputs of the operation that computes a tensor; [] if its type is none of `types`."""
     op = source_through(tensor, SAME_NUMBERS).op
     return list(op.inputs) if op.type in types else []
 
 
 def _are_same(tensors: typing.Sequence[tf.Tensor], others: typing.Sequence[tf.Tensor]) -> bool:
-    """Whether tensors have the numbers of others, as many, in order."""
+    """Whether two lists of tensors have the same length and, in order, the same numbers."""
     return len(tensors) == len(others) and all(map(_is_same, tensors, others))
 
 
 def _is_same(tensor: tf.Tensor, other: tf.Tensor) -> bool:
-    """Whether two tensors have the same numbers: they are one tensor, constants of one value, or
-    computed in one way from such tensors, as in `r - e` twice."""
+    """Whether two tensors have the same numbers. They are one tensor, or constants of one value; or
+    operations of one type compute them from inputs with the same numbers, as two times `r - e`."""
     tensor = source_through(tensor, SAME_NUMBERS)
     other = source_through(other, SAME_NUMBERS)
     if tensor.name == other.name:
@@ -253,16 +257,17 @@ def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """The same sparse gradient with each row once: `[(2, a), (5, b), (2, c)]` becomes
     `[(2, a + c), (5, b)]`.
 
-    Kernels that apply repeated rows may add them up in any order, which gives other bits.
+    A kernel that applies repeated rows may add them up in any order, so that the result may differ
+    in its last bits from run to run.
     """
-    # `place` has, for each of the slices' rows, the index of its number in `rows`.
+    # `place` has, for each row of the slices, the index of the row's number in `rows`.
     rows, place = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, place, tf.shape(rows)[0])
     return tf.IndexedSlices(values, rows, slices.dense_shape)
 
 
 def rows_once(pairs: Pairs) -> typing.List[tuple]:
-    """List of the same `(gradient, variable)` pairs, with `each_row_once` of sparse gradients."""
+    """List of the same `(gradient, variable)` pairs, with `each_row_once` for sparse gradients."""
     result = []
     for gradient, variable in pairs:
         if isinstance(gradient, tf.IndexedSlices):

@@ -1,16 +1,18 @@
 """An optimizer's own `compute_gradients` or `minimize`, which is called once, for the whole batch.
 
 Such a method may scale the loss, add a decay of the weights, clip the gradients, draw noise, keep
-the loss, or make variables. Called for each tower it would do so to a part of the gradient. So the
-towers take plain gradients, and the method gets a loss S:
+the loss, or make variables. If the method were called for each tower, it would do this to a part of
+the gradient only. So the towers take plain gradients, and the method gets a loss S:
 
     value of S: the mean loss;  dS/dv: the combined gradient of v
 
-A `compute_gradients` may take the gradients of another loss L that it computes from S, such as 1024
-S for half precision. By the chain rule, dL/dv = dL/dS dS/dv, these have a factor dL/dS (here 1024),
-by which the towers multiply their losses, before their backward passes. There is one backward pass,
-and so one factor. A `minimize` gets the gradients when they are combined and transformed, and
-multiplies them itself; its operation is the update.
+A `compute_gradients` may take the gradients of another loss L that it computes from S, such as
+L = 1024 S for half precision. By the chain rule, dL/dv = dL/dS dS/dv, these gradients have a factor
+dL/dS, here 1024. The towers multiply their losses by this factor, before their backward passes.
+There is one backward pass, and so one factor.
+
+A `minimize` is called when the gradients are combined and transformed. The gradients that it gets
+are multiplied by dL/dS after the backward passes. The operation that it returns is the update.
 
 Its tests are `tests/gradients/test_optimizer_gradients.py` and `test_optimizer_minimize.py`.
 """
@@ -39,17 +41,17 @@ from towers.model.request import Request
 from towers.placement.variable_device import only_device
 
 _numbers = itertools.count()  # each gradient function needs a name of its own in TensorFlow
-_OF_SHAPE = SIZES | {'ZerosLike', 'OnesLike'}  # which need nothing but the shape of an input
+_OF_SHAPE = SIZES | {'ZerosLike', 'OnesLike'}  # types that need only the shape of an input
 _WAITS_FOR_ALL_GRADIENTS = re.compile(r'tuple/control_dependency(_\d+)?$')
 """Names of the operations by which a gradient waits for the gradients of its neighbours."""
 
 
 class OwnComputeGradients:
-    """The gradients by an optimizer's own `compute_gradients`.
+    """Takes gradients by an optimizer's own `compute_gradients`.
 
     Attributes:
-      factor: float64 scalar, by which the towers multiply their losses. It is a constant 1 until
-        `pairs` makes all that takes it take dL/dS.
+      factor: float64 scalar, by which the towers multiply their losses: a constant 1. `pairs` later
+        replaces it with dL/dS in all operations that take it.
     """
 
     def __init__(self, optimizer: typing.Any, variables: list, request: Request):
@@ -63,18 +65,20 @@ class OwnComputeGradients:
         self._variables = variables
         self._request = request
         self._called = 'compute_gradients of ' + type(optimizer).__name__
-        # The towers' losses are computed from it: it waits for nothing that the caller's scopes
-        # name. It is float64, which holds a factor of any other type.
+        # The towers' losses are computed from the factor. So it must not wait for operations that
+        # the caller's `tf.control_dependencies` name. It is float64, which can hold a factor of any
+        # other float type.
         with tf.control_dependencies(None), only_device(request.placement.main):
             self.factor = tf.constant(1., tf.float64, name='loss_factor')
 
     def pairs(self, loss: tf.Tensor, combined: list) -> list:
-        """Calls the method, and returns the `(gradient, variable)` pairs that it makes.
+        """Calls the optimizer's `compute_gradients`, and returns the `(gradient, variable)` pairs
+        that it makes.
 
         The method has to get the gradients of the mean loss, since it may add a decay of the
-        weights to them. With `reduction='sum'`, N towers' combined gradients are N times these. So
-        the towers' losses are divided by N, and the pairs that the method makes are multiplied by
-        N.
+        weights to them. With `reduction='sum'`, the combined gradients of N towers are N times the
+        gradients of the mean loss. So the towers' losses are divided by N, and the pairs that the
+        method makes are multiplied by N.
 
         Args:
           loss: the mean loss over this machine's batch.
@@ -83,26 +87,27 @@ class OwnComputeGradients:
         factor_of_mean = self._request.factor  # N; 1 with `reduction='mean'`
 
         def combined_gradients(dl_ds: tf.Tensor, earlier: list) -> list:
-            """The dL/dv, where TensorFlow asks for them: the combined gradients. They have the
-            factor dL/dS already, by which the towers multiply their losses."""
+            """The dL/dv, where TensorFlow asks for them: the combined gradients. These have the
+            factor dL/dS already, since the towers multiply their losses by it."""
             self._check_single(dl_ds, earlier, loss.graph)
             return gradients_of(combined)
 
         with only_device(self._request.placement.main):
-            # The towers' losses need the factor, and it may be computed from S: so S waits for
-            # nothing that the caller's scopes name.
+            # The towers' losses need the factor, which may be computed from S. So S must not wait
+            # for operations that the caller's `tf.control_dependencies` name.
             with tf.control_dependencies(None):
                 surrogate = _Surrogate(loss, combined, combined_gradients)
             with graph_walk.Recording(loss.graph) as made:
                 pairs = computed_pairs(self._optimizer, surrogate.loss, self._variables)
                 dl_ds = surrogate.first_gradient(self._called)
                 factor = tf.cast(dl_ds, tf.float64) / factor_of_mean
-            # The towers' losses come before all gradients: their factor waits for none of these.
+            # The towers' losses come before all gradients. So the factor, which the losses need,
+            # must not wait for a gradient.
             _remove_waits_for_gradients(factor, graph_walk.names_of(made.operations))
             pairs = multiplied(pairs, factor_of_mean)
         self._check_known(factor, surrogate.loss, combined)
-        # The gradients are taken: all that takes S takes the loss itself from here on. And the
-        # towers' losses, so far times 1, get the factor.
+        # The gradients are taken: from here on all operations that took S take the loss itself. The
+        # towers' losses, so far multiplied by a constant 1, are multiplied by the factor.
         compat.replace_tensor(surrogate.loss, loss)
         compat.replace_tensor(self.factor, factor)
         return pairs
@@ -113,7 +118,7 @@ class OwnComputeGradients:
 
         Args:
           dl_ds: the factor dL/dS of the gradients that are taken now.
-          earlier: the factors of those that the method has taken before.
+          earlier: the factors of the gradients that the method has taken before.
           graph: the graph of the loss.
         """
         # A branch of control flow v2 has a graph of its own.
@@ -133,9 +138,9 @@ class OwnComputeGradients:
     def _check_known(self, factor: tf.Tensor, surrogate: tf.Tensor, combined: list) -> None:
         """Refuses a factor that is computed from the value of the loss, in two cases.
 
-        On several machines this is the value of one worker, so that each would have another factor.
-        With micro-batches it is known after the last one, and the first one's loss needs the
-        factor.
+        On several machines the value of the loss is the value of one worker, so that each worker
+        would have another factor. With micro-batches the value is known after the last micro-batch,
+        but already the loss of the first micro-batch needs the factor.
 
         Args:
           factor: the factor by which the towers multiply their losses.
@@ -144,7 +149,7 @@ class OwnComputeGradients:
         """
         text = self._called + (' multiplies its loss by a factor that depends on the value of the '
                                'loss, which ')
-        # The combined gradients are of all machines, and so may be in the factor.
+        # The combined gradients are of all machines, so that a factor may be computed from them.
         is_on_several_machines = not self._request.has_whole_batch
         if is_on_several_machines and computes_with([factor], surrogate, tensors_of(combined)):
             raise GradientError(
@@ -178,8 +183,8 @@ def computed_pairs(optimizer: typing.Any, loss: tf.Tensor, variables: list) -> t
 
 
 def _have_variables(pairs: Pairs) -> bool:
-    """Whether the second of each pair may be a variable: it is no tensor, as it would be in pairs
-    in the wrong order."""
+    """Whether the second element of each pair may be a variable. In pairs in the wrong order it
+    would be a gradient, a tensor."""
     return not any(isinstance(variable, (tf.Tensor, tf.IndexedSlices)) for _, variable in pairs)
 
 
@@ -240,14 +245,14 @@ class OwnMinimize:
         present = [pair for pair in pairs if pair[0] is not None]
 
         def given_gradients(dl_ds: tf.Tensor, unused_earlier: list) -> list:
-            """The gradients of L, by the chain rule: those of S, which are given, times dL/dS."""
+            """The gradients of L by the chain rule: the given gradients of S, times dL/dS."""
             return [times(gradient, dl_ds) for gradient, _ in present]
 
         surrogate = _Surrogate(self._loss, present, given_gradients)
         applied = minimized(self._optimizer, surrogate.loss, global_step, variables_of(pairs))
         # Raises an error if `minimize` has taken no gradient.
         surrogate.first_gradient('minimize of ' + type(self._optimizer).__name__)
-        # The gradients are taken: all that takes S takes the loss itself from here on.
+        # The gradients are taken: from here on all operations that took S take the loss itself.
         compat.replace_tensor(surrogate.loss, self._loss)
         return applied
 
@@ -258,18 +263,18 @@ def computes_with(tensors: typing.Iterable[tf.Tensor], loss: tf.Tensor,
 
     Args:
       tensors: the tensors.
-      loss: the loss; what needs only its shape does not count.
-      known: tensors that may be computed from the loss: the search ends at them.
+      loss: the loss. An operation that needs only the shape of the loss does not count.
+      known: tensors that may be computed from the loss: the search does not go beyond them.
     """
     known_names = graph_walk.operation_names(known)
 
     def computed_from(op: tf.Operation) -> list:
-        """The operations whose values get into the results of `op`, where the search goes on."""
+        """The operations whose values get into the results of `op`: the search goes on there."""
         if op.name in known_names or op.type in _OF_SHAPE:
             return []
         producers = graph_walk.producers_of(op)
         if op.type == 'Print':
-            return producers[:1]  # the others are only printed
+            return producers[:1]  # the values of the other inputs are only printed
         return producers
     operations = map(graph_walk.operation_of, tensors)
     return loss.op.name in graph_walk.reached(operations, computed_from)
@@ -278,9 +283,9 @@ def computes_with(tensors: typing.Iterable[tf.Tensor], loss: tf.Tensor,
 class _Surrogate:
     """The loss S that an optimizer's own method gets: the value of a loss, with other gradients.
 
-    S is the first output of an identity of the loss and of the variables' values. So TensorFlow
-    takes S for a function of the variables: `tf.gradients` of a loss L by a variable calls the
-    gradient function of the identity, with dL/dS, and takes for dL/dv what this returns.
+    S is the first output of an `IdentityN` of the loss and of the variables' values. So TensorFlow
+    takes S for a function of the variables. `tf.gradients` of a loss L by a variable v calls the
+    gradient function of the `IdentityN` with dL/dS, and takes its result for dL/dv.
 
     Attributes:
       loss: S, a tensor.
@@ -290,15 +295,18 @@ class _Surrogate:
         """
         Args:
           loss: the tensor whose value S has.
-          pairs: the variables v that S has gradients to, as `(gradient, variable)` pairs.
-          gradients: function `(dL/dS, earlier)` that returns the list of dL/dv; `earlier` lists the
-            dL/dS of former calls.
+          pairs: `(gradient, variable)` pairs with the variables v by which S can be differentiated.
+            The gradients in the pairs are not used here.
+          gradients: function `(dL/dS, earlier)` that returns the list of dL/dv, one for each
+            variable. `earlier` is the list of the dL/dS of all earlier calls: a method that takes
+            gradients of S several times calls `gradients` several times, and
+            `OwnComputeGradients` refuses different dL/dS (`_check_single`).
         """
         self._dl_ds: typing.List[tf.Tensor] = []  # dL/dS of each call so far
         gradient_type = 'TowersWholeLoss%d' % next(_numbers)
 
         def backward(unused_op: tf.Operation, dl_ds: tf.Tensor, *unused_rest: typing.Any):
-            """The gradients of the identity below: none of the loss, `gradients` of the variables.
+            """The gradients of the `IdentityN` below: None for the loss, dL/dv for each variable.
             """
             dl_dv = gradients(dl_ds, list(self._dl_ds))
             self._dl_ds.append(dl_ds)
@@ -311,8 +319,8 @@ class _Surrogate:
                 self.loss = tf.identity_n([loss] + values)[0]
 
     def first_gradient(self, called: str) -> tf.Tensor:
-        """The dL/dS of the first gradients that a method has taken. A `compute_gradients` takes no
-        others, see `_check_single`.
+        """The dL/dS of the first gradients that a method has taken. All gradients that a
+        `compute_gradients` takes have the same dL/dS, see `_check_single`.
 
         Args:
           called: names the method, for the error.
@@ -328,15 +336,16 @@ class _Surrogate:
 def _remove_waits_for_gradients(factor: tf.Tensor, made: typing.Set[str]) -> None:
     """Makes a factor wait for nothing but its inputs.
 
-    As optimizers call it (`gate_gradients`), `tf.gradients` makes each gradient of an operation
-    wait for the operation's other gradients. Say a method computes L = c S, with a constant c. The
+    Optimizers call `tf.gradients` with `gate_gradients`: each gradient of an operation then waits
+    for the operation's other gradients. Let a method compute L = c S, with a constant c. The
     gradient for S is c, the factor; the gradient for c is S. So the factor would wait for the value
-    of S, which is the loss of all towers. With micro-batches that closes a circle: the last one's
-    loss waits for the backward pass of the one before, whose loss is multiplied by the factor.
+    of S, which is the loss of all towers. With micro-batches this closes a circle: the loss of the
+    last micro-batch waits for the backward pass of the micro-batch before, whose loss is multiplied
+    by the factor.
 
     Args:
       factor: the factor.
-      made: names of the operations that may be changed.
+      made: names of the operations that the method has made, which may be changed.
     """
     for op in graph_walk.step_operations([factor]):
         if op.name in made and _WAITS_FOR_ALL_GRADIENTS.search(op.name):

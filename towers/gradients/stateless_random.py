@@ -1,11 +1,11 @@
-"""Random numbers of towers: each tower draws others, and a resumed run draws the same again.
+"""Random numbers of towers: each tower draws other numbers, and a resumed run draws the same ones.
 
 In copy k of tower 0 an op with the seeds (s, s2) gets seed2 = crc32('s s2 tower k'). Here k is the
 index of a part of the batch (the shard of a tower, or one of its micro-batches) among the parts of
 all machines, from 0.
 
-The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory, so that a
-run that is killed and started again counts from zero, and drops out other units. With
+The kernel of a stateful random op (dropout's `RandomUniform`) counts its draws in memory. So a run
+that is killed and started again counts from zero, and drops out other units. With
 `stateless_random` each such op is replaced by its stateless twin, which computes its numbers from
 
     seed = [graph seed x 2^32 + crc32(name of the op in tower 0, k), step]
@@ -30,21 +30,20 @@ from towers.graph.variable_access import initializers
 from towers.placement.tower_device import device_like
 
 Keys = typing.Dict[str, str]
-"""{name of a constant, the first number of a seed: name of the op in tower 0 that it comes from}.
-
-A copy of tower 0 gets another number in the place of the constant: see `key_of`."""
+"""{name of a constant: name of an op in tower 0}. The constant is the first number of a seed, which
+is computed from the op's name. A copy of tower 0 gets another number in its place: see `key_of`."""
 
 
 def make_stateless(operations: typing.Iterable[tf.Operation], fetches: list, step: tf.Tensor,
                    graph_seed: typing.Optional[int], part: int = 0) -> Keys:
     """Replaces random ops by their stateless twins.
 
-    Left as they are: ops in loops and branches, where a draw depends on more than the step; types
-    without a twin; and ops that draw the same numbers as one of these.
+    Some ops are left as they are: ops in loops and branches, where a draw depends on more than the
+    step; ops of types without a twin; and ops that draw the same numbers as an op that is left.
 
     Args:
-      operations: the operations among which the random ones are.
-      fetches: what a step fetches; ops that these do not need are left as they are.
+      operations: operations, of which the random ops are replaced.
+      fetches: what a step fetches; random ops that no fetch needs are left as they are.
       step: integer scalar that counts the steps.
       graph_seed: the graph's seed; None for none.
       part: the index of the part of the batch.
@@ -75,11 +74,12 @@ def _has_twin(op: tf.Operation) -> bool:
 
 @contextlib.contextmanager
 def _beside(op: tf.Operation, suffix: str) -> typing.Iterator[None]:
-    """A context that makes new operations on the device of an operation, and waiting for nothing.
+    """A context in which new operations are made on the device of an operation, without control
+    inputs.
 
     Args:
       op: the operation.
-      suffix: the new operations are in a name scope that is the operation's name with this suffix.
+      suffix: the name scope of the new operations is the operation's name with this suffix.
     """
     with tf.name_scope(op.name + suffix), tf.device(device_like(op)), \
             tf.control_dependencies(None):
@@ -88,8 +88,8 @@ def _beside(op: tf.Operation, suffix: str) -> typing.Iterator[None]:
 
 def _groups_of_equal_draws(draws: typing.Iterable[tf.Operation]
                            ) -> typing.Dict[str, typing.List[tf.Operation]]:
-    """Groups random ops that draw the same numbers, since their types and seeds are equal. An op
-    without seeds is a group of its own.
+    """Groups random ops that draw the same numbers: ops of one type and dtype, with equal seeds. An
+    op without seeds is a group of its own.
 
     Returns:
       {name of the first op of a group: the ops of the group}.
@@ -99,7 +99,7 @@ def _groups_of_equal_draws(draws: typing.Iterable[tf.Operation]
     for op in draws:
         attributes = op.node_def.attr
         seeds = tuple(op.get_attr(name) for name in ('seed', 'seed2') if name in attributes)
-        has_seeds = any(seeds)  # TensorFlow writes 0 for none
+        has_seeds = any(seeds)  # in TensorFlow two seeds of 0 stand for no seed
         name = op.name
         if has_seeds:
             name = first_names.setdefault((op.type, op.outputs[0].dtype, seeds), op.name)
@@ -110,8 +110,8 @@ def _groups_of_equal_draws(draws: typing.Iterable[tf.Operation]
 def check_draws_nothing(backward: typing.Iterable[tf.Operation]) -> None:
     """Refuses a backward pass that draws random numbers, in a build with `stateless_random=True`.
 
-    `tf.recompute_grad` makes such a backward pass. The forward pass gets new seeds, so that the
-    mask of a dropout would be another one in the backward pass.
+    `tf.recompute_grad` makes such a backward pass. Only the forward pass gets new seeds, so that a
+    dropout would have another mask in the backward pass.
     """
     for op in backward:
         draws_by_seed = graph_walk.seed_position(op) is not None  # a stateless random operation
@@ -129,19 +129,20 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
     the same numbers.
 
     Keras 3 draws with stateless ops whose seed is a variable that each call counts up. Towers share
-    that variable, and only the first tower's count is kept: without this, all towers have one
-    dropout mask. In the tower
+    this variable, and only the first tower's count is kept. Without other seeds, all towers would
+    have the same dropout mask. The new seeds are
 
         seed = [key, step]                with a step, as for the twins of `make_stateless`
-        seed = state XOR [key, 0]         without, where `state` is the seed that Keras computes;
-                                          key = 0 in part 0, which draws as Keras does
+        seed = state XOR [key, 0]         without a step, where `state` is the seed that Keras
+                                          computes; in part 0 the key is 0, so that part 0 draws the
+                                          same numbers as Keras
 
     Ops with equal seeds still draw the same numbers in a tower: with a step, ops that take one seed
     have one key; without a step, all ops of the tower have one key.
 
     Args:
       operations: the operations of a tower.
-      part: the index of its part of the batch.
+      part: the index of the tower's part of the batch.
       graph_seed: the graph's seed; None for none.
       step: integer scalar that counts the steps; or None.
 
@@ -152,7 +153,7 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
     if not counted_up:
         return {}
     keys = {}
-    # {name of a group of ops with one key: name of the first of them, of which the key is made}
+    # {name of a group of ops with one key: name of its first op, from which the key is computed}
     first_names: typing.Dict[str, str] = {}
     for op in operations:
         position = _position_of_counted_seed(op, counted_up)
@@ -164,7 +165,7 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
         else:  # the ops that take this seed
             group = graph_walk.source_through(seed, ('Identity',)).name
         name = first_names.setdefault(group, op.name)
-        keeps_seed = step is None and part == 0  # by the key 0, since state XOR 0 is the state
+        keeps_seed = step is None and part == 0  # with the key 0: state XOR 0 is the state
         number = 0 if keeps_seed else key_of(name, graph_seed, part)
         with _beside(op, '_tower/'):
             key = tf.constant(number, tf.int64)
@@ -176,15 +177,17 @@ def give_own_seeds(operations: typing.Sequence[tf.Operation], part: int,
 
 def _position_of_counted_seed(op: tf.Operation,
                               counted_up: typing.Set[str]) -> typing.Optional[int]:
-    """The index of the input of a stateless random op that is a seed which is counted up.
+    """The index of the seed among the inputs of a stateless random op, if the seed is computed from
+    a variable that is counted up.
 
     Args:
       op: any operation.
       counted_up: names of the variables that are counted up.
 
     Returns:
-      The index. None for another operation; for a seed of the model's own, which is the same in
-      each tower; and in a loop or a branch (v1), since a new seed would be computed outside of it.
+      The index. None for any other operation; for a seed that the model itself passes, such as a
+      constant, which stays the same in each tower; and for an op in a loop or a branch (v1), since
+      a new seed would be computed outside of the loop or the branch.
     """
     position = graph_walk.seed_position(op)
     if position is None or compat.in_control_flow(op):
@@ -209,8 +212,8 @@ def _seed_of_part(key: tf.Tensor, state: tf.Tensor,
 
 
 def _variables_set_by(operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
-    """Set of the names of the variables that operations set or add to, other than by an initial
-    value."""
+    """Set of the names of the variables that operations set or add to. Operations that set initial
+    values do not count."""
     names_of_initializers = initializers()
     names = set()
     for op in operations:
@@ -223,9 +226,9 @@ def make_initial_values_stateless(variables: typing.Iterable[tf.Variable],
                                   graph_seed: typing.Optional[int]) -> Keys:
     """Makes initial values depend on nothing but the graph's seed and the names of ops.
 
-    Otherwise TF seeds each op by its index in the graph, too: the same model with the same seed
-    starts from other weights on 4 towers than on 1, or with another input pipeline. Values drawn
-    inside loops and branches are kept.
+    Without this, the seed of an op also depends on the op's index in the graph. The same model with
+    the same graph seed would start from other weights on 4 towers than on 1, or with another input
+    pipeline. Values that are drawn inside loops and branches are left as they are.
 
     Args:
       variables: the variables.
@@ -248,11 +251,11 @@ def key_of(name: str, graph_seed: typing.Optional[int], part: int) -> int:
       graph_seed: the graph's seed; None counts as 0.
       part: the index of the part of the batch.
     """
-    text = name  # part 0 draws as without towers
+    text = name  # for part 0, so that it draws the same numbers as a build of one tower
     if part:
         text = '%s part %d' % (name, part)
     number = (((graph_seed or 0) << 32) + zlib.crc32(text.encode())) % 2 ** 64
-    if number >= 2 ** 63:  # more than int64 holds: the negative number with the same bits
+    if number >= 2 ** 63:  # too large for int64: take the negative number with the same bits
         number -= 2 ** 64
     return number
 
@@ -295,13 +298,13 @@ the twin's numbers}."""
 def give_seeds_of_tower(operations: typing.Iterable[tf.Operation], fetches: list,
                         part: int) -> None:
     """Changes the seeds of the random operations of a tower that is no copy: the first tower of
-    machine 1, 2, …, or a tower for which the model function was called anew.
+    machine 1, 2, …, or a tower for which the model function was called again.
 
     Args:
       operations: the operations of the tower.
-      fetches: what a step fetches of it. What these do not need keeps its seeds: the initial values
-        of variables, which all machines draw alike.
-      part: the index of its part of the batch among those of all machines.
+      fetches: what a step fetches of the tower. Operations that no fetch needs keep their seeds,
+        such as the initial values of variables, which all machines draw alike.
+      part: the index of the tower's part of the batch among the parts of all machines.
     """
     needed = names_of(step_operations(fetches))
     nodes = {op: op.node_def for op in operations if op.name in needed}
@@ -317,13 +320,13 @@ def give_seeds_of_tower(operations: typing.Iterable[tf.Operation], fetches: list
 
 def _add_functions_with_seeds(library: Library, nodes: typing.Iterable[tf.NodeDef],
                               part: int) -> typing.Dict[str, str]:
-    """Adds copies of the functions that nodes call, with the seeds of a part of the batch, to the
-    graph.
+    """Adds copies of the functions that nodes call to the graph. The copies have the seeds of a
+    part of the batch.
 
     Args:
       library: the functions of the graph.
       nodes: the nodes.
-      part: the index of the part among those of all machines.
+      part: the index of the part of the batch among the parts of all machines.
 
     Returns:
       {name of a function: name of its copy}; {} if no function draws by a seed.
@@ -349,13 +352,12 @@ def give_seed_of_tower(node: tf.NodeDef, part: int) -> None:
     """Gives a node that draws by a seed in its attributes the `seed2` of a part of the batch; any
     other node stays as it is.
 
-    The new seed does not depend on the node's name: two nodes with equal seeds still draw the same
-    numbers as each other.
+    The new seed does not depend on the node's name: two nodes with equal seeds get equal new seeds.
 
     Args:
       node: the node, which is changed.
-      part: the index of the part of the batch among those of all machines.
+      part: the index of the part of the batch among the parts of all machines.
     """
     if has_seed(node):
         text = '%d %d tower %d' % (node.attr['seed'].i, node.attr['seed2'].i, part)
-        node.attr['seed2'].i = zlib.crc32(text.encode()) or 1  # 0 may stand for no seed
+        node.attr['seed2'].i = zlib.crc32(text.encode()) or 1  # not 0, which may stand for no seed

@@ -18,26 +18,26 @@ class Tower(typing.NamedTuple):
     Attributes:
       index: the index of the tower, from 0.
       device: the device of its operations and of its gradient operations.
-      name_scope: the scope of its operations, such as `'tower_1/'`; of tower 0 it is the scope
-        that `build_towers` was called in, `''` mostly.
+      name_scope: the scope of its operations, such as `'tower_1/'`. For tower 0 it is the scope in
+        which `build_towers` was called, mostly `''`.
       inputs: its shard: a nest of `placeholder_with_default`s, which can be fed by hand.
-      size: examples in the shard: an int, or an int32 scalar.
+      size: the number of examples in the shard: an int, or an int32 scalar.
       loss: scalar, as the model function returned it: the mean over the shard.
       predictions: what the model function returned for the shard, tensors of shape [shard, …].
       metrics: what the model function returned for the shard.
       gradients: list of `(gradient, variable)`: this tower's share of the combined gradient, which
         is the plain sum of all towers' shares. The tower's weight is in its share already.
-      of_shard: list of the gradients of those tensors of the shard that are computed from trained
-        variables. With them, these variables get their gradients once for all towers.
+      of_shard: list of gradients, one for each tensor of the shard that is computed from trained
+        variables. With these gradients, such variables get their gradients once for all towers.
       updates: operations of this tower for batch-norm statistics and the like.
       variables: the model's variables that its operations read, directly or as a replica.
-      data_loss: scalar, the loss that is differentiated: with the registered losses that
-        `regularization='add'` adds.
+      data_loss: scalar, the loss that is differentiated. With `regularization='add'` it includes
+        the registered losses.
       micro_batch: the index of this micro-batch in its tower, from 0; 0 without accumulation.
       forward: frozenset of the names of the operations of its forward pass.
       backward: frozenset of the names of the operations of its backward pass.
     """
-    index: int  # type: ignore[assignment]  # hides the method of tuples, of no use here
+    index: int  # type: ignore[assignment]  # hides `tuple.index`, of no use here
     device: str
     name_scope: str
     inputs: typing.Any

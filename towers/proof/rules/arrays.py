@@ -1,13 +1,14 @@
 """Rules for `tf.TensorArray`s: an array has the state of its elements.
 
-An array in which a loop over the examples writes at its counter, or which has an element for each
-entry of a tensor [n, …], has elements of the state ONE_EXAMPLE; they may be read at the counter of
-such a loop alone. An array over time has elements of any other state.
+The elements of an array have the state ONE_EXAMPLE, if a loop over the examples writes the array at
+its counter, or if a tensor [n, …] is unstacked into the array. Such elements may be read only at
+the counter of a loop over the examples. The elements of an array over time have any other state.
 
-An operation on an array takes its handle, which names it, first, and its flow last. The flow is a
-number without meaning that each operation hands to the next, so that they run in this order. So it
-carries the marks, and the end of a proof, from writes to reads. The states of the elements are in
-`view.arrays`, by the name of the operation that made the array, its maker.
+The first input of an operation on an array is the handle, which names the array. The last input is
+the array's flow: a number without meaning that each operation hands to the next, so that they run
+in this order. In the analysis the state of the flow carries marks, and the end of a proof, from
+writes to reads. The states of the elements are in `view.arrays`, by the name of the array's maker,
+the operation `TensorArrayV3`.
 
 Words of other modules: an index with `is_position_of_each` is the counter of a loop over the
 examples, or `tf.range(n)`; `ROW_OF_EACH_EXAMPLE` is the layout of x [n, …], whose row e is of
@@ -49,9 +50,9 @@ def array(op: tf.Operation, states: _States, view: View) -> typing.Optional[Stat
     """An operation on an array: by `_RULES`, with the marks of all inputs.
 
     Returns:
-      The state of the result; None as long as nothing is written to an array that is read.
+      The state of the result; None for a read, as long as the analysis has found no write.
     """
-    if op.type == 'TensorArrayV3':  # which makes one, in which nothing is yet
+    if op.type == 'TensorArrayV3':  # makes an array, in which nothing is written yet
         return INDEPENDENT
     flow = states[-1]
     if flow.kind is Kind.UNKNOWN:  # the proof has ended at an earlier operation on the array
@@ -76,11 +77,12 @@ _READS = ('TensorArrayReadV3', 'TensorArrayGatherV3', 'TensorArraySizeV3')
 def _misses_writes(op: tf.Operation, view: View, maker: tf.Operation) -> bool:
     """Whether an operation reads an array without the flow of a branch or a loop that writes it.
 
-    Conditions decide what is written there, and the flow that comes out has their marks. A read
-    that takes an earlier flow, and waits for the loop by a control edge alone, has not.
+    In a branch or a loop, conditions decide what is written. The flow that leaves the branch or the
+    loop has the marks of these conditions. A read that takes an earlier flow, and waits for the
+    loop by a control edge alone, lacks these marks.
     """
     writes = view.arrays.writes_in_choices(maker.name)
-    if not writes:  # so that there is no need to walk through the graph
+    if not writes:  # saves the walk through the graph
         return False
     flow = op.inputs[-1]
     has_all_writes = writes <= graph_walk.ancestors([flow])
@@ -89,15 +91,15 @@ def _misses_writes(op: tf.Operation, view: View, maker: tf.Operation) -> bool:
 
 # The rules below have these parameters:
 #   op: the operation on the array
-#   states: of its inputs, sizes as numbers; the first one is the handle, the last one the flow
+#   states: the states of its inputs, with sizes as numbers; the handle is first, the flow last
 #   view: `View`
 #   maker: the operation `TensorArrayV3` that made the array
 
 # ---- the number of elements ----------------------------------------------------------------------
 
 def _size(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -> State:
-    """The number of elements: the size that the array was made with; or n, where a loop over the
-    examples has written one in each iteration."""
+    """The number of elements: the size that the array was made with; or n, if a loop over the
+    examples has written one element in each iteration."""
     flow = op.inputs[1]
     if _is_written_for_each(flow, view):
         return State(Kind.SIZES, sizes=contexts.NUMBER_OF_EXAMPLES)
@@ -111,11 +113,12 @@ def _size(op: tf.Operation, states: _States, view: View, maker: tf.Operation) ->
 
 
 def _is_written_for_each(flow: tf.Tensor, view: View) -> bool:
-    """Whether an array that was made empty comes out of a loop over the examples, each iteration of
-    which writes an element at its number.
+    """Whether an array that was made empty comes out of a loop over the examples in which each
+    iteration writes one element, at the number of the iteration.
 
-    The flow goes from TensorArrayV3 of size 0 -> Enter -> Merge -> Switch -> TensorArrayWriteV3 ->
-    NextIteration -> the Merge again; and from the Switch to the Exit. It is followed back here.
+    The flow goes from a TensorArrayV3 of size 0 -> Enter -> Merge -> Switch -> TensorArrayWriteV3
+    -> NextIteration -> the Merge again; and from the Switch to the Exit. This function follows the
+    flow back from the Exit.
     """
     leaving = graph_walk.source_through(flow, ('Identity',)).op
     if leaving.type != 'Exit' or not contexts.loop_of(leaving, view).is_over_examples:
@@ -139,7 +142,8 @@ def _is_written_for_each(flow: tf.Tensor, view: View) -> bool:
 # ---- writes --------------------------------------------------------------------------------------
 
 def _scatter(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -> State:
-    """`unstack`: an element for each entry along the first dimension; of x [n, …] an example."""
+    """`unstack`: an element for each entry along the first dimension; for x [n, …] each element is
+    of one example."""
     element = _element_unstacked(op, value=states[2], indices=states[1])
     return _written(op, element, view, maker)
 
@@ -147,17 +151,18 @@ def _scatter(op: tf.Operation, states: _States, view: View, maker: tf.Operation)
 def _element_unstacked(op: tf.Operation, value: State, indices: State) -> State:
     """The state of the elements that a tensor is taken apart into.
 
-        x [n, 4]          each element is an example, if it gets the number of the example
+        x [n, 4]          ONE_EXAMPLE, if example e becomes the element e
         x [time, n, 4]    each element [n, 4] is of the batch
-        x [8, 4]          a value without the examples: each element is of the same state
-        x [5, 4]          of one example, in a loop over them: refused. Elements of the state
-                          ONE_EXAMPLE may be read at the number of the example, which would choose
-                          one of the 5 by it
+        x [8, 4]          the state of x, if x is without the examples
+        x [5, 4]          unknown, if x is of one example, in a loop over the examples. A read at
+                          the counter of the loop is allowed for elements of the state ONE_EXAMPLE:
+                          it would choose one of the 5 elements by the number of the example
 
     Args:
       op: the operation `TensorArrayScatterV3`.
       value: the state of the tensor.
-      indices: the state of the numbers of the elements, for each entry along its first dimension.
+      indices: the state of the vector of element numbers, one number for each entry of the tensor
+        along its first dimension.
     """
     is_apart_by_example = is_of_batch(value) and value.axis == 0
     if is_apart_by_example:
@@ -175,7 +180,7 @@ def _element_unstacked(op: tf.Operation, value: State, indices: State) -> State:
 
 
 def _write(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -> State:
-    """One element, at the loop's counter or at a place that is the same on every tower."""
+    """Writes one element, at a loop's counter or at a place that is the same on every tower."""
     element = _element_written(op, value=states[2], index=states[1])
     return _written(op, element, view, maker)
 
@@ -184,11 +189,11 @@ def _element_written(op: tf.Operation, value: State, index: State) -> State:
     """The state of an element that is written.
 
     At the counter of a loop over the examples, the element is of the example of the iteration. At a
-    place that is the same on every tower it is of the state of the value.
+    place that is the same on every tower, the element has the state of the value.
 
     Args:
       op: the operation `TensorArrayWriteV3`.
-      value: the state of what is written.
+      value: the state of the value that is written.
       index: the state of the place, a scalar.
     """
     if value.kind is Kind.UNKNOWN:
@@ -208,8 +213,7 @@ def _element_written(op: tf.Operation, value: State, index: State) -> State:
 def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) -> State:
     """Notes the state of an element that is written; the result is the state of the flow.
 
-    An array to which two operations write has elements of the one and of the other: what is read
-    may be either.
+    If two operations write to an array, an element that is read may be from either.
     """
     if element.is_position:  # elements may come together again in another order, and several times
         element = unknown(op, COMPUTES_WITH_POSITIONS)
@@ -225,14 +229,14 @@ def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) 
 def _either_element(op: tf.Operation, written_before: State, element: State, view: View) -> State:
     """The state of the elements of an array to which two operations write.
 
-    An array that has an element for each example has no others. A place that is the same on every
-    tower is that of no example, and may be left by the writes of the examples: they may be in a
-    branch that is not taken.
+    An array with an element for each example must have no other elements. A place that is the same
+    on every tower belongs to no example. The element at such a place may stay there, if the writes
+    of the examples are in a branch that is not taken; a read of an example would then get it.
 
     Args:
       op: the operation that writes.
-      written_before: the state of what another one has written.
-      element: the state of what it writes.
+      written_before: the state of the elements that earlier operations have written.
+      element: the state of the element that this operation writes.
       view: `View`.
     """
     if kinds_of([written_before, element]) == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
@@ -244,7 +248,8 @@ def _either_element(op: tf.Operation, written_before: State, element: State, vie
 
 def _read(op: tf.Operation, states: _States, view: View,
           maker: tf.Operation) -> typing.Optional[State]:
-    """One element: of an array of examples, at the counter of the loop over the examples alone."""
+    """Reads one element. An array of examples may be read only at the counter of a loop over the
+    examples."""
     index = states[1]
     element = view.arrays.element(maker.name)
     if element is None:
@@ -255,10 +260,11 @@ def _read(op: tf.Operation, states: _States, view: View,
 def element_at(op: tf.Operation, element: State, index: State, view: View) -> State:
     """The state of an element that is read from an array or a list.
 
-        an element for each example    may be read in the iteration of this example alone, at the
+        an element for each example    may be read only in the iteration of its example, at the
                                        counter of the loop
-        any other element              may be read at any place but a position of an example; it is
-                                       marked with a mean by which the place is computed
+        any other element              may be read at any place but a position of an example. If the
+                                       place is a mean or a sum, the element gets the mark of this
+                                       mean or sum
 
     Args:
       op: the operation that reads.
@@ -273,7 +279,7 @@ def element_at(op: tf.Operation, element: State, index: State, view: View) -> St
         if is_at_counter:
             return element
         return unknown(op, TAKES_BY_PLACES)
-    # In another shard an example has another number, by which it would get another element.
+    # In another shard an example has another number, and so would read another element.
     if is_at_counter:
         return unknown(op, TAKES_BY_PLACES)
     choice = not_linear(op, [index], view)  # unknown, if the place is of one example
@@ -286,9 +292,9 @@ def _gather(op: tf.Operation, states: _States, view: View,
             maker: tf.Operation) -> typing.Optional[State]:
     """`stack`: the elements along a new first dimension.
 
-        n examples [d]             [n, d], if each of them is taken, in their order
+        n examples [d]             [n, d], if all elements are taken, in their order
         elements [n, d] by time    [time, n, d], with the examples along dimension 1
-        elements without examples  of their state: the entries of means are means
+        elements without examples  the state of the elements: entries that are means stay means
     """
     indices = states[1]
     element = view.arrays.element(maker.name)
@@ -304,12 +310,13 @@ def _gather(op: tf.Operation, states: _States, view: View,
     if indices.kind is not Kind.INDEPENDENT:
         return unknown(op, TAKES_BY_PLACES)
     if element.is_by_example:
-        # The elements of other iterations may be other ones, so that they are not constant.
+        # The elements of other iterations may have other values. Whether each element is the same
+        # for all examples is not followed: `is_constant=False` is always sound.
         element = element._replace(axis=element.axis + 1, is_constant=False)
     return element.with_marks_of(indices)
 
 
-# All types of the table's row but for `TensorArrayV3`.
+# All types in the row of `array` in the table, but for `TensorArrayV3`: see `array`.
 _RULES = {'TensorArraySizeV3': _size, 'TensorArrayScatterV3': _scatter,
           'TensorArrayWriteV3': _write, 'TensorArrayReadV3': _read,
           'TensorArrayGatherV3': _gather}

@@ -1,28 +1,32 @@
 """Loops over time that end with the longest example: `tf.nn.dynamic_rnn(sequence_length=lengths)`.
 
-Such a loop makes `min(steps, max(lengths))` iterations, a number that differs between shards. A
-result does not depend on this number if the iterations from the length of an example on change
-nothing for this example: each of them leaves the carried value of the example as it is, or writes
-zeros into an array. A place of an array in which nothing is written is read as zeros, too.
+Such a loop makes `min(steps, max(lengths))` iterations, a number that differs between shards. Let
+an example have the length L. A result does not depend on the number of iterations, if the
+iterations L, L + 1, … change nothing for this example: each of them leaves the carried value of the
+example as it is, or writes zeros into an array. An array place that is never written is also read
+as zeros.
 
     h = tf.where(t >= lengths, h, cell(x[t], h))               h stays as it is
     outputs = outputs.write(t, tf.where(t >= lengths, 0, y))   zeros are written
 
-Let the shard make K iterations, and the whole batch more. Then K is less than `steps`, which are
-the same for both, and so at least the length of each example of the shard. The iterations from K
-on, which the shard does not make, change none of its examples.
+Let the shard make K iterations, and the whole batch more. `steps` is the same for the shard and for
+the batch, so that K is less than `steps`. Then K is the maximum of the shard's lengths. The
+iterations K, K + 1, …, which the batch makes and the shard does not, change no example of the
+shard.
 
-A maximum in the limit, as in `max(least, max(lengths))`, is as good. Minima and maxima with numbers
-that are the same for both, in any order, keep max(lengths) between a lower and an upper bound. If K
-is below the number of the batch, it is below the upper bound, and so again at least max(lengths).
+A maximum in the limit, as in `max(least, max(lengths))`, has the same effect. Let the limit consist
+of minima and maxima of max(lengths) with numbers that are the same for the shard and for the batch.
+They keep max(lengths) between a lower and an upper bound. If K is less than the batch's number of
+iterations, K is below the upper bound, and so again at least the maximum of the shard's lengths.
 
-A lookup in the loop, as of word vectors, is excluded: its gradient has a row for each iteration, of
-zeros for what changes nothing. An optimizer with momentum changes such a row of the table all the
-same, and the shard's gradient lacks it.
+A lookup in the loop, such as of word vectors, is excluded. The gradient of the lookup has a row for
+each iteration, even if the iteration changes nothing: then a row of zeros. An optimizer with
+momentum changes the table's row for this row of zeros, too. The gradient of a shard that makes
+fewer iterations lacks the row.
 
-The functions here look at the operations of a loop, of control flow v1 or v2; `Loop` and `Carried`
-have what differs between these. The state of the loop's condition has the mark of the maximum, as
-of any statistic of the shard; `condition_for` takes it away.
+The functions of this module read the operations of a loop of control flow v1 or v2. The differences
+between the two are in `Loop` and `Carried`. The state of the loop's condition has the mark of the
+maximum, a statistic of the shard; `condition_for` removes this mark.
 """
 
 import itertools
@@ -38,37 +42,41 @@ from towers.proof.view import View
 
 _SAME = ('Identity', 'StopGradient')  # types of operations that give the same numbers
 _LOOKUPS = ('Gather', 'GatherV2', 'ResourceGather', 'GatherNd', 'ResourceGatherNd')
-"""Types of the operations whose gradient has rows for what was looked up alone."""
+"""Types of operations whose gradient has rows only for the rows that were looked up."""
 
 
 class Loop(typing.NamedTuple):
     """A loop, as the functions of this module read it."""
     test: tf.Tensor  # the condition for one more iteration
-    outside: typing.Callable  # (tensor) -> that tensor before the loop, where it enters as it is
-    is_counter: typing.Callable  # (tensor) -> whether it is the number of the iteration, from 0
+    # (tensor) -> the tensor before the loop that it hands on; the tensor itself, if there is none
+    outside: typing.Callable
+    # (tensor) -> whether the tensor is the number of the iteration, from 0
+    is_counter: typing.Callable
 
 
 class Carried(typing.NamedTuple):
     """A value that a loop carries, as the functions of this module read it."""
     after: tf.Tensor  # the value after an iteration
-    is_before: typing.Callable  # (tensor) -> whether it is this value before the iteration
-    begins_empty: bool  # whether it is an array or a list in which nothing is before the loop
+    is_before: typing.Callable  # (tensor) -> whether the tensor is this value before the iteration
+    begins_empty: bool  # whether the value is an array or a list that is empty before the loop
 
 
 class Longest(typing.NamedTuple):
     """The maximum over the lengths of all examples that ends a loop."""
     statistic: str  # the name of the maximum
-    lengths: tf.Tensor  # the length of each example, of which it is the maximum
+    lengths: tf.Tensor  # the vector of the examples' lengths, the input of the maximum
 
 
 def condition_for(value: Carried, loop: Loop, condition: State, view: View) -> State:
-    """The state of the condition that ends a loop, for one of the values that leave the loop. It is
-    without the mark of the longest example if the value does not depend on the longest example.
+    """The state of the condition that ends a loop, for one of the values that leave the loop.
+
+    The mark of the longest example is removed, if the value does not depend on the longest example
+    and an iteration looks up no rows for it.
 
     Args:
       value: the value.
       loop: the loop, over time.
-      condition: the state of its condition.
+      condition: the state of the loop's condition.
       view: `View`.
     """
     longest = _longest_of(loop, view)
@@ -82,14 +90,14 @@ def condition_for(value: Carried, loop: Loop, condition: State, view: View) -> S
 # ---- what ends a loop ----------------------------------------------------------------------------
 
 def _longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
-    """The maximum over lengths that ends a loop; None where it ends in another way.
+    """The maximum over lengths that ends a loop; None if the loop ends in another way.
 
     All other limits of the counter have to be the same for a shard and for the batch.
     """
     limits = _limits_of(loop.test, loop)
     if limits is None:
         return None
-    # One maximum may be a limit several times.
+    # One maximum may be several of the limits.
     maxima = {limit.op for limit in limits if _is_longest(limit, view)}
     if len(maxima) != 1:
         return None
@@ -98,17 +106,17 @@ def _longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
     if not all(_is_alike(limit, maximum.name, view) for limit in other_limits):
         return None
     lengths = _source(maximum.inputs[0], loop)
-    if view.is_in_loop(lengths.op):  # where they may be others in each iteration
+    if view.is_in_loop(lengths.op):  # each iteration may have other lengths
         return None
     return Longest(statistic=maximum.name, lengths=lengths)
 
 
 def _limits_of(test: tf.Tensor, loop: Loop) -> typing.Optional[typing.List[tf.Tensor]]:
-    """The limits in a test that counters are below limits: of `t < min(steps, longest)` these are
-    `steps` and `longest`.
+    """The limits in a test whether counters are below limits: `steps` and `longest` for
+    `t < min(steps, longest)`.
 
     Returns:
-      The limits; None of any other test.
+      The limits; None for any other test.
     """
     test = graph_walk.source_through(test, ('Identity',))
     if test.op.type == 'LogicalAnd':
@@ -123,8 +131,8 @@ def _limits_of(test: tf.Tensor, loop: Loop) -> typing.Optional[typing.List[tf.Te
 
 def _limits_of_parts(conjunction: tf.Operation,
                      loop: Loop) -> typing.Optional[typing.List[tf.Tensor]]:
-    """The limits in the two tests of a `LogicalAnd`, as `_limits_of` gives them; None where either
-    is another test."""
+    """The limits in the two tests of a `LogicalAnd`, as `_limits_of` gives them; None if
+    `_limits_of` gives None for either test."""
     limits_of_tests = all_known(_limits_of(test, loop) for test in conjunction.inputs)
     if limits_of_tests is None:
         return None
@@ -132,9 +140,9 @@ def _limits_of_parts(conjunction: tf.Operation,
 
 
 def _bounds_in(limit: tf.Tensor, loop: Loop) -> typing.List[tf.Tensor]:
-    """The tensors, before the loop, of which a limit is the minimum or the maximum: of
-    `min(steps, longest)` both. Any other limit is returned itself. Why a maximum is as good as a
-    minimum: see the module."""
+    """The tensors, before the loop, of which a limit is the minimum or the maximum: `steps` and
+    `longest` for `min(steps, longest)`. Any other limit is returned itself. The docstring of the
+    module says why a maximum has the same effect as a minimum."""
     limit = _source(limit, loop)
     if limit.op.type not in ('Minimum', 'Maximum'):
         return [limit]
@@ -143,19 +151,19 @@ def _bounds_in(limit: tf.Tensor, loop: Loop) -> typing.List[tf.Tensor]:
 
 
 def _source(tensor: tf.Tensor, loop: Loop) -> tf.Tensor:
-    """The tensor before the loop that a tensor in the loop has the numbers of."""
+    """The tensor before the loop whose numbers a tensor in the loop hands on."""
     entering = loop.outside(graph_walk.source_through(tensor, _SAME))
     return graph_walk.source_through(entering, _SAME)
 
 
 def _is_longest(limit: tf.Tensor, view: View) -> bool:
-    """Whether a limit is the maximum of a vector of one number for each example."""
+    """Whether a limit is the maximum over a vector with one number for each example."""
     if limit.op.type != 'Max':
         return False
     lengths = limit.op.inputs[0]
     if view.rank(lengths) != 1:
         return False
-    # In the first round, a tensor of the loop has no state yet.
+    # In the first round of the analysis, a tensor of the loop has no state yet.
     state = view.state_or_none(lengths)
     return state is not None and state.layout == ROW_OF_EACH_EXAMPLE
 
@@ -163,14 +171,15 @@ def _is_longest(limit: tf.Tensor, view: View) -> bool:
 def _is_alike(limit: tf.Tensor, statistic: str, view: View) -> bool:
     """Whether a limit is the same for a shard and for the batch, and does not depend on a maximum.
 
-    Marks of other statistics stay on the condition, so that they end the proof anyway.
+    The limit may have marks of other statistics. These marks stay on the condition, and end the
+    proof in any case.
 
     Args:
       limit: the tensor.
-      statistic: the name of the maximum, whose mark is to be taken away.
+      statistic: the name of the maximum, whose mark is to be removed.
       view: `View`.
     """
-    # In the first round, a tensor of the loop has no state yet.
+    # In the first round of the analysis, a tensor of the loop has no state yet.
     state = view.state_or_none(limit)
     if state is None or not is_same_on_towers(state):
         return False
@@ -180,8 +189,9 @@ def _is_alike(limit: tf.Tensor, statistic: str, view: View) -> bool:
 # ---- what an iteration does after the end of an example ------------------------------------------
 
 def _is_kept(carried: Carried, longest: Longest, loop: Loop) -> bool:
-    """Whether the iterations from the length of an example on leave the example's part of a carried
-    value as it is. Of an array or a list: whether each writes zeros at its own number.
+    """Whether the iterations L, L + 1, … do not change the part of an example of length L in a
+    carried value. For an array or a list: whether iteration t writes zeros for the example, at the
+    place t.
 
     Args:
       carried: the value.
@@ -198,7 +208,8 @@ def _is_kept(carried: Carried, longest: Longest, loop: Loop) -> bool:
 
 
 def _looks_up_rows(carried: Carried, view: View) -> bool:
-    """Whether an iteration looks up rows of what all towers have alike, such as a variable.
+    """Whether an iteration looks up rows of a tensor that is the same on all towers, such as a
+    variable.
 
     Args:
       carried: the value that the iteration computes.
@@ -211,7 +222,7 @@ def _looks_up_rows(carried: Carried, view: View) -> bool:
     for tensor in graph_walk.reached([carried.after], inputs_in_loop).values():
         if tensor.op.type in _LOOKUPS:
             table = view.state_or_none(tensor.op.inputs[0])
-            # In the first round, a tensor of the loop has no state yet.
+            # In the first round of the analysis, a tensor of the loop has no state yet.
             if table is None or is_same_on_towers(table):
                 return True
     return False
@@ -219,16 +230,17 @@ def _looks_up_rows(carried: Carried, view: View) -> bool:
 
 class _Write(typing.NamedTuple):
     """The inputs of an operation that writes an element."""
-    array: tf.Tensor  # the flow of the array, or the list, before it
+    array: tf.Tensor  # the flow of the array, or the list, before the write
     index: tf.Tensor
     element: tf.Tensor
 
 
 def _writes_zeros(write: _Write, carried: Carried, longest: Longest, loop: Loop) -> bool:
-    """Whether an iteration, from the length of an example on, writes zeros for the example.
+    """Whether the iterations L, L + 1, … write zeros for an example of length L.
 
-    Places that are never written are read as zeros, too. So it makes no difference that the loop of
-    the whole batch goes on, if the array began empty and the iteration t writes the place t only.
+    Places that are never written are read as zeros, too. So it makes no difference that the loop
+    makes more iterations for the whole batch, if the array began empty and iteration t writes only
+    the place t.
 
     Args:
       write: what the iteration writes.
@@ -244,7 +256,7 @@ def _writes_zeros(write: _Write, carried: Carried, longest: Longest, loop: Loop)
 
 
 def _write_of(op: tf.Operation) -> typing.Optional[_Write]:
-    """What an operation writes into an array or a list; None of any other operation."""
+    """What an operation writes into an array or a list; None for any other operation."""
     if op.type == 'TensorArrayWriteV3':
         _, index, element, flow = op.inputs
         return _Write(flow, index, element)
@@ -256,16 +268,16 @@ def _write_of(op: tf.Operation) -> typing.Optional[_Write]:
 
 def _value_after_end(value: tf.Tensor, longest: Longest,
                      loop: Loop) -> typing.Optional[tf.Tensor]:
-    """What a value is for an example in the iterations from its length on: the `kept` of
+    """The value of an example of length L in the iterations L, L + 1, …: `kept`, if a value is
     `tf.where(t >= lengths, kept, new)`.
 
     Args:
       value: the value.
-      longest: what ends the loop; it has the lengths.
+      longest: what ends the loop, with the lengths.
       loop: the loop.
 
     Returns:
-      Tensor; None where the value is no such choice.
+      The tensor `kept`; None where the value is computed in another way.
     """
     select = graph_walk.source_through(value, ('Identity',)).op
     if select.type not in ('Select', 'SelectV2'):
@@ -283,7 +295,7 @@ def _value_after_end(value: tf.Tensor, longest: Longest,
 
 
 def _is_zeros(tensor: tf.Tensor, loop: Loop) -> bool:
-    """Whether it is known that all entries of a tensor of a loop are 0."""
+    """Whether all entries of a tensor in a loop are known to be 0."""
     tensor = graph_walk.source_through(loop.outside(tensor), ('Identity',))
     if tensor.op.type == 'ZerosLike':
         return True

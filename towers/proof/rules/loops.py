@@ -4,10 +4,10 @@
                                          \\-> Exit
     a branch    Switch, by its condition -> operations of either branch -> Merge
 
-A loop over time treats the states that it carries as any value; the analysis goes around until
-nothing changes. A loop over the examples (`tf.map_fn`) counts from 0 to n: in its iteration e, an
-element that is read at the counter is the example e. It may carry counters and arrays alone, since
-everything else goes from one example to the next.
+A loop over time may carry any value from one iteration to the next. The analysis goes around the
+loop until no state changes. A loop over the examples (`tf.map_fn`) counts from 0 to n: in iteration
+e, an element that is read at the counter is of example e. Such a loop may carry only counters and
+arrays: any other value would go from one example to the next.
 """
 
 import functools
@@ -30,7 +30,7 @@ from towers.proof.states import ONE_EXAMPLE, Kind, State, first_unknown, unknown
 from towers.proof.view import View
 
 _States = typing.List[State]
-_PerhapsStates = typing.Sequence[typing.Optional[State]]  # None of one that has none yet
+_PerhapsStates = typing.Sequence[typing.Optional[State]]  # None for a tensor without a state yet
 
 
 def identity(op: tf.Operation, states: _States, view: View) -> State:
@@ -48,8 +48,9 @@ def identities(op: tf.Operation, states: _States, view: View) -> _States:
 def switch(op: tf.Operation, states: _States, view: View) -> State:
     """`Switch`, where a branch begins: a value x [n, …] is the same x in the branch that is taken.
 
-    At the test of a loop, the value goes on to the next iteration, or to the `Exit`. Whether all
-    towers make the same number of iterations is asked at the `Exit` (`exit_loop`).
+    A `Switch` by the test of a loop hands the value to the next iteration, or to the `Exit`. It
+    keeps the state: the rule of the `Exit` (`exit_loop`) asks whether all towers make the same
+    number of iterations.
     """
     value, condition = states
     is_test_of_loop = op.inputs[1].op.type == 'LoopCond'
@@ -59,17 +60,16 @@ def switch(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def in_branch(op: tf.Operation, value: State, condition: State, view: View) -> State:
-    """The state of a value behind a condition: it is computed in a branch that the condition takes,
-    or is the one of two values that the condition chooses.
+    """The state of a value that depends on a condition: it is computed in a branch that the
+    condition takes, or is the one of two values that the condition chooses.
 
-        a condition that is the same on every tower    all towers take the same branch: the value
-                                                       stays as it is
-        a condition of one example, in a loop over     chooses a value of this example, or one that
-        the examples                                   all examples have alike: the choice is of
-                                                       this example
-        a mean or a sum of the shard                   towers may take other branches: the value is
-                                                       marked with it
-        any other condition                            nothing is known of the value
+        the condition is the same on every tower    all towers take the same branch: the value keeps
+                                                    its state
+        the condition is of one example, in a       the chosen value is of this example, or the same
+        loop over the examples                      for all examples: the choice is of this example
+        the condition is a mean or a sum            two towers may take different branches: the
+                                                    value is marked with the mean or the sum
+        any other condition                         nothing is known of the value
 
     Args:
       op: the operation that a refusal points to.
@@ -92,11 +92,11 @@ def in_branch(op: tf.Operation, value: State, condition: State, view: View) -> S
 
 def merge(op: tf.Operation, states: _PerhapsStates,
           view: View) -> typing.Optional[typing.List[State]]:
-    """`Merge`, the end of a branch, or the beginning of an iteration: either of the two values.
+    """`Merge`, the end of a branch, or the beginning of an iteration: the one of two values.
 
     Returns:
-      The states of its two results, the value and the number of the branch that it came from; None
-      as long as they are not known.
+      The states of its two results, the value and the number of the branch that gave the value;
+      None as long as the state of the value is not known.
     """
     value_after_iteration = contexts.back_edge(op)
     if value_after_iteration is None:
@@ -110,12 +110,12 @@ def merge(op: tf.Operation, states: _PerhapsStates,
 
 
 def _end_of_branch(op: tf.Operation, states: _PerhapsStates, view: View) -> typing.Optional[State]:
-    """The state of the value at a `Merge` that ends a branch. It depends on the conditions by which
-    the branches of the two inputs are taken, too: for a `tf.cond` this is one condition.
+    """The state of the value at a `Merge` that ends a branch. The value also depends on the
+    conditions by which the branches of its two inputs are taken: for a `tf.cond`, one condition.
 
     Returns:
-      The state; None if a condition has no state yet, as one that a loop computes has none in the
-      first round of the analysis. A later round sets it.
+      The state; None if a condition has no state yet. A condition that a loop computes has no state
+      in the first round of the analysis, and gets its state in a later round.
     """
     conditions = contexts.conditions_of(op, view)
     if not conditions:
@@ -130,13 +130,14 @@ def _end_of_branch(op: tf.Operation, states: _PerhapsStates, view: View) -> typi
 
 def branch_states(tensors: typing.Iterable[tf.Tensor], states: _PerhapsStates,
                   view: View) -> _States:
-    """The states of the results of branches, as far as they are known, for `either`.
+    """The states of the results of branches for `either`, without the results that have no state
+    yet.
 
     In a graph as built, with a static batch of 8 examples, `either` takes uniform values [8, 4],
-    such as zeros, for zeros of the 8 examples. Of the result of a branch that is not certain:
-    TensorFlow lets the other branch have the result x [n, 4] of any n. So a result of a static
-    shape does not count as uniform here. Zeros whose shape is not static, as of `tf.zeros_like(x)`,
-    have the shape of the batch.
+    such as zeros, for zeros of the 8 examples. For the result of a branch this is not certain: it
+    may have the static shape [8, 4], and the other branch the result x [n, 4] for any n, which
+    TensorFlow allows. So a result of a static shape does not count as uniform here. Zeros whose
+    shape is not static, as of `tf.zeros_like(x)`, have the shape of the batch, and stay uniform.
 
     Args:
       tensors: a result of each branch.
@@ -162,14 +163,16 @@ def _has_static_shape(tensor: tf.Tensor, view: View) -> bool:
 def either(op: tf.Operation, states: _States, view: View) -> State:
     """The state of a tensor that has one of several values, by a choice that all towers make alike.
 
-        values of one and the same state        that state
-        a list in which nothing is written,     the other list's state, if it has the same length
+        values of one and the same state        this state
+        a list in which nothing is written,     the other list's state, if both have the same length
         and another list
         an unknown value and any other          unknown
-        values [n, …] of the examples           of the examples, if all have them in the same place
+        values [n, …] of the examples           of the examples, if all values have the examples in
+                                                the same place
         positions and any other                 unknown
-        means, sums and constants               what their sum is: a mean and a constant, a mean
-        sizes                                   numbers; n counts as a sum
+        means, sums and constants               the state of their sum: a mean, for a mean and a
+                                                constant
+        sizes                                   numbers: n counts as a sum
 
     Args:
       op: the operation that chooses, to which a refusal points.
@@ -193,35 +196,35 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
         return _either_of_examples(op, without_sizes, view).with_marks_of(*written)
     if any_position(without_sizes):
         return unknown(op, 'joins the positions of the examples')
-    # All towers choose alike. So a choice between the means of f and of g is a mean, of f or of g,
-    # as their sum is one; and so it is with sums and constants.
+    # All towers choose alike. So a choice between the means of f and of g is a mean, as their sum
+    # is. In the same way, a choice between sums or constants has the state of their sum.
     return sum_of_totals(op, without_sizes, view)
 
 
 def _have_one_length(states: _States) -> bool:
     """Whether the values are lists of tensors of one length, or no lists at all.
 
-    `State.sizes` is the length of a list, and () of a value that is none. Only SIZES have other
-    numbers there; of an UNKNOWN value it is not known what it is.
+    `State.sizes` is the length of a list, and () for a value that is no list. States of two kinds
+    are left out: in SIZES the field has other numbers; an UNKNOWN value may be a list or not.
     """
     lengths = {state.sizes for state in states if state.kind not in (Kind.SIZES, Kind.UNKNOWN)}
     return len(lengths) <= 1
 
 
 def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
-    """The state of a tensor that has one of several values, where one of them at least has entries
-    of single examples: all others have to have the examples in the same place.
+    """The state of a tensor that has one of several values, of which at least one has entries of
+    single examples: all other values must have the examples in the same place.
 
     Args:
       op: the operation that chooses.
       states: the states of the values.
       view: `View`.
     """
-    # In a graph as built, with a static batch of 8 examples, zeros [8, 4], with which a recurrent
-    # cell begins, go with values that have the examples in any place: all others decide on it.
+    # A recurrent cell may begin with zeros [8, 4], in a graph as built with a static batch of 8
+    # examples. These zeros fit any layout of the examples: all other values decide on the layout.
     deciding = [state for state in states if not fits_examples_as_built(state, view)]
-    # In the iteration of an example, the choice is between a value of this example and one that all
-    # examples have alike: neither depends on another example.
+    # In the iteration of an example, the choice is between a value of this example and a value that
+    # is the same for all examples: neither depends on another example.
     if kinds_of(deciding) == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
         return ONE_EXAMPLE
     layouts = {state.layout for state in deciding}
@@ -236,8 +239,9 @@ def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
 def enter(op: tf.Operation, states: _States, view: View) -> State:
     """`Enter`, where a value comes into a loop: the same value.
 
-    What an iteration over the examples has, its example or its number, may not enter a second loop
-    over the examples: there it could not be told from those of that loop.
+    The example, or the number, of an iteration of a loop over the examples may not enter a second
+    loop over the examples. There it would have the same state as the example, or the number, of the
+    second loop's iteration.
     """
     state = states[0]
     is_of_iteration = state.kind is Kind.ONE_EXAMPLE or _may_be_number(op.inputs[0], state, view)
@@ -254,16 +258,16 @@ def _may_be_number(tensor: tf.Tensor, state: State, view: View) -> bool:
 
 
 def _carried(op: tf.Operation, states: _States, back: tf.Tensor, view: View) -> State:
-    """The state of a value that a loop carries, at the `Merge` where its iterations begin.
+    """The state of a value that a loop carries, at the `Merge` where the iterations begin.
 
-    In a loop over time this is the value before the loop, or that after an iteration. In a loop
-    over the examples only counters and the flows of arrays may go from one iteration to the next,
-    since the next one is of another example.
+    In a loop over time this is the value before the loop, or the value after an iteration. In a
+    loop over the examples only counters and the flows of arrays may go from one iteration to the
+    next, since the next iteration is of another example.
 
     Args:
       op: the `Merge`.
-      states: of the value before the loop, and after an iteration. The second one is not there in
-        the first round of the analysis, which comes to the iteration later.
+      states: the state of the value before the loop, then the state after an iteration. The second
+        state is missing in the first round of the analysis, which comes to the iteration later.
       back: the value after an iteration.
       view: `View`.
     """
@@ -281,11 +285,12 @@ def _carried(op: tf.Operation, states: _States, back: tf.Tensor, view: View) -> 
 
 
 def _carried_flow(op: tf.Operation, states: _States) -> State:
-    """The state of an array's flow, a tensor without numbers that orders the operations on the
-    array. It carries the marks of all writes, and the end of a proof in one of them.
+    """The state of an array's flow: the tensor, without numbers of its own, that orders the
+    operations on the array. The state carries the marks of all writes. It is UNKNOWN, if the proof
+    has ended at a write.
 
-    It is of the example of an iteration where a condition of the example decides what is written:
-    what the array has after all iterations then depends on all examples.
+    The flow has the state ONE_EXAMPLE, if a condition of the example decides what is written. Then
+    the array after all iterations depends on all examples: this is refused.
     """
     if any_by_example(states):
         return unknown(op, 'writes an array by a condition of single examples')
@@ -298,10 +303,10 @@ def exit_loop(op: tf.Operation, states: _States, view: View) -> State:
     """`Exit`: the value after the last iteration.
 
         of a loop over time      as behind a branch (`in_branch`): the condition tells how many
-                                 iterations a tower makes, and where it depends on the shard, towers
-                                 may make other numbers of them
-        of a loop over the       its counter is n at the end; its arrays have n elements; any other
-        n examples               value would be that of the last example, and is refused
+                                 iterations a tower makes. If it depends on the shard, two towers
+                                 may make different numbers of iterations
+        of a loop over the       the counter is n at the end; the arrays have n elements; any other
+        n examples               value would be the last example's, and is refused
     """
     state = states[0]
     loop = contexts.loop_of(op, view)
@@ -315,12 +320,13 @@ def exit_loop(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def _condition_of_end(leaving: tf.Operation, loop: contexts.Loop, view: View) -> State:
-    """The state of the condition that ends a loop over time, for one of the values that leave it.
+    """The state of the condition that ends a loop over time, for one of the values that leave the
+    loop.
 
-    `longest.condition_for` takes the mark of the longest example away where the value does not
-    depend on that. It works on loops of control flow v1 and v2, so that it is told here how to find
-    in a loop of v1 the test, the counter, and the value at the beginning and the end of an
-    iteration (`longest.Loop`, `longest.Carried`).
+    `longest.condition_for` takes the mark of the longest example away, if the value does not depend
+    on the longest example. The function works on loops of control flow v1 and v2. So it gets a
+    `longest.Loop` and a `longest.Carried`, which find in a loop of v1 the test, the counter, and
+    the value at the beginning and the end of an iteration.
 
     Args:
       leaving: the `Exit` of the value.
@@ -343,12 +349,13 @@ def _condition_of_end(leaving: tf.Operation, loop: contexts.Loop, view: View) ->
 
 
 def _before_loop(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor that enters a loop as it is; a tensor of the loop's own is returned itself."""
+    """The tensor before the loop that a tensor in the loop hands on; a tensor that the loop
+    computes is returned itself."""
     return graph_walk.source_through(tensor, ('Identity', 'Enter', 'RefEnter'))
 
 
 def _is_carried_by(merge_op: tf.Operation, tensor: tf.Tensor) -> bool:
-    """Whether a tensor of a loop is the value at a `Merge`, where its iterations begin."""
+    """Whether a tensor of a loop is the value at a `Merge`, where the iterations begin."""
     return graph_walk.source_through(tensor, ('Identity', 'Switch')).op is merge_op
 
 

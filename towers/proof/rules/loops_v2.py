@@ -1,15 +1,15 @@
 """Rules for loops of control flow v2: `While`, whose condition and body are functions.
 
-The body of a loop is in the scratch graph (`functions`), with placeholders, its arguments, for the
-values that it carries:
+The body of a loop is imported into the scratch graph (`functions`). The arguments of the body are
+placeholders, one for each value that the loop carries:
 
     before the loop     `loop.inputs[i]`
     in an iteration     `body.arguments[i]` at its beginning, `body.results[i]` after it
     after the loop      `loop.outputs[i]`
 
-As in `loops`: a loop over time goes around until nothing changes; a loop over the examples counts
-from 0 to n, and may carry counters and lists of tensors alone, since everything else goes from one
-example to the next.
+As in `loops`, the analysis goes around a loop over time until no state changes. A loop over the
+examples counts from 0 to n. It may carry only counters, lists of tensors, and values that no
+iteration changes: any other value would go from one example to the next.
 """
 
 import functools
@@ -30,7 +30,7 @@ class Carried(typing.NamedTuple):
     """A value that a loop carries."""
     loop: tf.Operation  # of the scratch graph
     body: LoopBody
-    number: int  # among the values of the loop
+    number: int  # the value's index among the inputs of the loop
 
     @property
     def argument(self) -> tf.Tensor:
@@ -49,17 +49,18 @@ class Carried(typing.NamedTuple):
 
     @property
     def is_list(self) -> bool:
-        """Whether it is a list of tensors."""
+        """Whether the value is a list of tensors."""
         return self.initial.dtype == tf.variant
 
     @property
     def is_kept(self) -> bool:
-        """Whether an iteration hands it on as it is."""
+        """Whether an iteration hands the value on unchanged."""
         return self.is_argument(self.result)
 
     @property
     def is_counter(self) -> bool:
-        """Whether it is the number of the iteration: from 0, one more each time."""
+        """Whether the value is the number of the iteration: it begins at 0, and each iteration adds
+        1."""
         step = _behind_identities(self.result).op
         if step.type not in ('Add', 'AddV2') or constant_of(self.initial) != 0:
             return False
@@ -67,12 +68,12 @@ class Carried(typing.NamedTuple):
         return self.is_argument(carried) and constant_of(increment) == 1
 
     def is_argument(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor of an iteration is this value at its beginning."""
+        """Whether a tensor of an iteration is this value at the beginning of the iteration."""
         return _behind_identities(tensor).name == self.argument.name
 
 
 def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor that `Identity` operations hand on as this one."""
+    """The tensor that `Identity` operations hand on to a tensor."""
     return graph_walk.source_through(tensor, ('Identity',))
 
 
@@ -82,7 +83,8 @@ def _carried_values(op: tf.Operation, body: LoopBody) -> typing.List[Carried]:
 
 
 def _carried_as(tensor: tf.Tensor, op: tf.Operation, body: LoopBody) -> typing.Optional[Carried]:
-    """The carried value whose argument a tensor of an iteration is; None for any other tensor."""
+    """The value that a loop carries whose argument is a tensor of an iteration; None for any other
+    tensor."""
     for carried in _carried_values(op, body):
         if carried.is_argument(tensor):
             return carried
@@ -92,8 +94,8 @@ def _carried_as(tensor: tf.Tensor, op: tf.Operation, body: LoopBody) -> typing.O
 # ---- the beginning of an iteration ---------------------------------------------------------------
 
 def argument(carried: Carried, view: View) -> typing.Optional[State]:
-    """The state of a value that a loop carries, at the beginning of an iteration: that of its
-    argument.
+    """The state of the argument for a value that a loop carries: the value at the beginning of an
+    iteration.
 
     Returns:
       The state; None as long as the value before the loop has none.
@@ -107,11 +109,11 @@ def argument(carried: Carried, view: View) -> typing.Optional[State]:
 
 
 def _initial_or_result(carried: Carried, initial: State, view: View) -> State:
-    """The state of a value that is from before the loop, or from the iteration before.
+    """The state of a value that is from before the loop, or from the previous iteration.
 
     Args:
       carried: the value.
-      initial: the state that it has before the loop.
+      initial: the state of the value before the loop.
       view: `View`.
     """
     result = view.state_or_none(carried.result)
@@ -127,15 +129,16 @@ def _carried_over_examples(carried: Carried, initial: State, view: View) -> Stat
 
     Args:
       carried: the value.
-      initial: the state that it has before the loop.
+      initial: the state of the value before the loop.
       view: `View`.
     """
     if carried.is_counter:
         return State(Kind.POSITION)
     if carried.is_list:
         return _list_over_examples(carried, initial, view)
-    # What an iteration of another loop around this one has, its example or its number, could not
-    # be told here from what an iteration of this loop has.
+    # The initial value may be the example, or the number, of an iteration of another loop around
+    # this loop. Here it would have the same state as the example, or the number, of an iteration of
+    # this loop.
     if initial.kind in (Kind.ONE_EXAMPLE, Kind.POSITION):
         return unknown(carried.loop, 'is a loop over the examples in another one')
     if carried.is_kept:
@@ -146,16 +149,16 @@ def _carried_over_examples(carried: Carried, initial: State, view: View) -> Stat
 def _list_over_examples(carried: Carried, initial: State, view: View) -> State:
     """The state of a list that a loop over the examples carries.
 
-    Each iteration may leave the list as it is, or write the element of its example. An element at a
-    place that all iterations share is refused, since the next iteration could read it.
+    Each iteration may leave the list as it is, or write the element of its own example. An element
+    at a place that all iterations share is refused, since the next iteration could read it.
 
     Args:
       carried: the list.
-      initial: the state that it has before the loop.
+      initial: the state of the list before the loop.
       view: `View`.
     """
     state = _initial_or_result(carried, initial, view)
-    if state.kind is Kind.UNKNOWN:  # which has a reason already
+    if state.kind is Kind.UNKNOWN:  # the state has its reason already
         return state
     if carried.is_kept:  # no iteration writes
         return state
@@ -171,11 +174,11 @@ def _list_over_examples(carried: Carried, initial: State, view: View) -> State:
 # ---- the end of a loop ---------------------------------------------------------------------------
 
 def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typing.List[State]]:
-    """The states of the results of a loop, the values that it carries after the last iteration.
+    """The states of the results of a loop: of each carried value, after the last iteration.
 
     Args:
       op: the loop, of the scratch graph.
-      body: its `LoopBody`.
+      body: the body of the loop.
       view: `View`.
 
     Returns:
@@ -198,13 +201,13 @@ def results(op: tf.Operation, body: LoopBody, view: View) -> typing.Optional[typ
 
 
 def _after_time(carried: Carried, state: State, condition: State, view: View) -> State:
-    """The state of a value after a loop over time. Its condition tells how many iterations a tower
-    makes; if towers may make other numbers of them, the value depends on the shard, as behind a
-    branch.
+    """The state of a value after a loop over time. The loop's condition tells how many iterations a
+    tower makes. If two towers may make different numbers of iterations, the value depends on the
+    shard, as behind a branch.
 
     Args:
       carried: the value.
-      state: its state at the beginning of an iteration.
+      state: the state of the value at the beginning of an iteration.
       condition: the state of the condition.
       view: `View`.
     """
@@ -214,12 +217,12 @@ def _after_time(carried: Carried, state: State, condition: State, view: View) ->
 
 def _after_examples(carried: Carried, state: State) -> State:
     """The state of a value after a loop over n examples: the counter is n, lists have n elements,
-    and a value that no iteration changes is as before. Any other value would be that of the last
-    example, and is refused.
+    and a value that no iteration changes keeps its state. Any other value would be the last
+    example's, and is refused.
 
     Args:
       carried: the value.
-      state: its state at the beginning of an iteration.
+      state: the state of the value at the beginning of an iteration.
     """
     if state.kind is Kind.POSITION:
         return State(Kind.SIZES, sizes=NUMBER_OF_EXAMPLES)
@@ -229,12 +232,13 @@ def _after_examples(carried: Carried, state: State) -> State:
 
 
 def _condition_of_end(carried: Carried, condition: State, view: View) -> State:
-    """The state of the condition that ends a loop over time, for one of the values that leave it.
+    """The state of the condition that ends a loop over time, for one of the values that leave the
+    loop.
 
-    `longest.condition_for` takes the mark of the longest example away where the value does not
-    depend on that. It works on loops of control flow v1 and v2, so that it is told here how to find
-    in a loop of v2 the test, the counter, and the value at the beginning and the end of an
-    iteration (`longest.Loop`, `longest.Carried`).
+    `longest.condition_for` takes the mark of the longest example away, if the value does not depend
+    on the longest example. The function works on loops of control flow v1 and v2. So it gets a
+    `longest.Loop` and a `longest.Carried`, which find in a loop of v2 the test, the counter, and
+    the value at the beginning and the end of an iteration.
 
     Args:
       carried: the value.
@@ -255,7 +259,8 @@ def _condition_of_end(carried: Carried, condition: State, view: View) -> State:
 
 
 def _before_loop(tensor: tf.Tensor, op: tf.Operation, body: LoopBody) -> tf.Tensor:
-    """The tensor that enters a loop as it is; a tensor of the loop's own is returned itself."""
+    """The tensor before the loop that a tensor in the loop hands on; a tensor that the loop
+    computes is returned itself."""
     carried = _carried_as(tensor, op, body)
     if carried is None or not carried.is_kept:
         return _behind_identities(tensor)
@@ -271,18 +276,18 @@ def _is_counter(tensor: tf.Tensor, op: tf.Operation, body: LoopBody) -> bool:
 # ---- loops over the examples ---------------------------------------------------------------------
 
 def is_over_examples(op: tf.Operation, body: LoopBody, view: View) -> bool:
-    """Whether a loop has an iteration for each example: its test is that counters are below n."""
+    """Whether a loop has an iteration for each example: it runs while its counters are below n."""
     return _is_below_examples(body.condition, op, body, view)
 
 
 def _is_below_examples(test: tf.Tensor, op: tf.Operation, body: LoopBody, view: View) -> bool:
-    """Whether a test of a loop is that counters are below the number of examples: `i < n`, or, as
-    `tf.map_fn` has it, `i < n and i_of_lists < n`.
+    """Whether a test of a loop is that counters are below the number of examples: `i < n`; or
+    `i < n and i_of_lists < n`, as in `tf.map_fn`.
 
     Args:
-      test: the condition for one more iteration, or a part of it.
+      test: the condition for one more iteration, or a part of this condition.
       op: the loop.
-      body: its `LoopBody`.
+      body: the body of the loop.
       view: `View`.
     """
     test = _behind_identities(test)
@@ -294,7 +299,7 @@ def _is_below_examples(test: tf.Tensor, op: tf.Operation, body: LoopBody, view: 
     if not _is_counter(counter, op, body):
         return False
     carried_limit = _carried_as(limit, op, body)
-    if carried_limit is not None and not carried_limit.is_kept:  # another one in each iteration
+    if carried_limit is not None and not carried_limit.is_kept:  # the limit changes
         return False
     limit = _before_loop(limit, op, body)
     limit_state = view.state_or_none(limit)

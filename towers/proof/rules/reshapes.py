@@ -44,8 +44,8 @@ def reshape(op: tf.Operation, state: State, view: View) -> State:
     before = required(view.shape(op.inputs[0]), op, _NOT_STATIC_SHAPE)
     # `view.shape` would ask for the state of the result, which this rule is to find.
     after = required(view.shape_by_inference(op.outputs[0]), op, _NOT_STATIC_SHAPE)
-    # TensorFlow infers `after` from the primes that stand for lengths. If the new shape is not known
-    # as sizes, as a difference of two lengths is not, a run may have other lengths than `after`.
+    # TensorFlow infers `after` from the primes that stand for lengths. If the new shape is not
+    # known as sizes, as a difference of two lengths is not, a run may have other lengths.
     if view.has_stand_ins:
         required(_new_shape(op, view), op, _NOT_STATIC_SHAPE)
     if state.kind is Kind.ROWS:
@@ -101,8 +101,8 @@ def _reshaped_by_stride(op: tf.Operation, state: State, before: typing.List[int]
 
 def _is_for_all_lengths(op: tf.Operation, state: State, before: typing.List[int],
                         after: typing.List[int], axis: int, view: View) -> bool:
-    """Whether the entries of an example are a whole number of steps along a dimension of the result,
-    for all values of the lengths that are not static.
+    """Whether the entries of an example are a whole number of steps along a dimension of the
+    result, for all values of the lengths that are not static.
 
     The scratch graph alone does not tell this. In it [n, L - 1] can be reshaped to [-1, 2], since
     the prime that stands for L is odd; but L may be even.
@@ -155,7 +155,7 @@ def _places_of_stride(stride: int, lengths: typing.List[int],
     places = []
     for axis, length in enumerate(lengths):
         entries_of_step = _product(lengths[axis + 1:])
-        if 0 in (stride, entries_of_step, length):  # without entries, every dimension would fit
+        if 0 in (stride, entries_of_step, length):  # without entries, nothing tells a place
             continue
         steps, rest = divmod(stride, entries_of_step)
         steps_of_a_round = examples * steps
@@ -266,7 +266,7 @@ def _rows_of_each(number: Size, row: typing.List[int], entries: int) -> typing.O
     if takes_all_rows:
         rows, rest = divmod(entries, _product(row))
         return rows if rest == 0 else None
-    is_length = number.per_example > 0  # a difference such as 4 - n - 4 is the multiple -n
+    is_length = number.per_example > 0  # else it is -n, as of the difference 0 - n
     if is_multiple_of_examples(number) and is_length:
         return number.per_example
     return None
@@ -298,9 +298,9 @@ def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View) ->
 def _reshaped_rows(op: tf.Operation, state: State, before: _Lengths, after: _Lengths) -> State:
     """The state of rows [rows, 3, 4] as [rows, 12], or [1, rows, 12].
 
-    Each row has to keep its number of entries. The entries of a row have to be neighbours before and
-    after the reshape, so that all dimensions before the rows must have length 1: in [2, rows, 4] a
-    row is in two pieces.
+    Each row has to keep its number of entries. The entries of a row have to be neighbours before
+    and after the reshape, so that all dimensions before the rows must have length 1: in
+    [2, rows, 4] a row is in two pieces.
 
     Args:
       op: the operation.

@@ -72,8 +72,8 @@ def _shape_of_one(op: tf.Operation, tensor: tf.Tensor, state: State, view: View)
 
 
 def _rank_of(tensor: tf.Tensor, view: View) -> State:
-    """The state of the rank of a tensor. The rank is the same on every tower, even if it is not known
-    before the program runs."""
+    """The state of the rank of a tensor. It is the same on every tower, even where the rank is not
+    known before the program runs."""
     rank = view.rank(tensor)
     return INDEPENDENT if rank is None else sizes_state([Size(rank)])
 
@@ -313,7 +313,7 @@ def _axes_of_one_entry(shape: Sizes) -> State:
 
 
 def _goes_to_reshaped_sums(axes: tf.Tensor) -> bool:
-    """Whether a vector of dimensions is taken by no operation but the sums of `_is_reshaped_sum`."""
+    """Whether only sums of the form `_is_reshaped_sum` take a vector of dimensions."""
     return all(map(_is_reshaped_sum, axes.consumers()))
 
 
@@ -394,9 +394,10 @@ def random_numbers(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def range_of(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.range`: the numbers of `tf.range(n)`, 0, 1, …, n - 1, are the positions of the examples in
-    the shard. A range between limits that all towers share is the same on every tower. Any other
-    range that depends on n, such as `tf.range(2 n)`, is unknown.
+    """`tf.range(n)`: the numbers 0, 1, …, n - 1 are the positions of the examples in the shard.
+
+    A range between limits that all towers share is the same on every tower. Any other range that
+    depends on n, such as `tf.range(2 n)`, is unknown.
     """
     limits = _sizes_in_each(op.inputs, states, view)
     if all(is_same_on_towers(state) for state in states):
@@ -413,15 +414,15 @@ _Limits = typing.List[typing.Optional[Sizes]]
 
 
 def end_of_count(limits: _Limits) -> typing.Optional[Sizes]:
-    """The end of a range that counts from 0 in steps of 1: (n,) for `tf.range(n)`. None for any other
-    range, and where the end is not known."""
+    """The end of a range that counts from 0 in steps of 1: (n,) for `tf.range(n)`. None for any
+    other range, and where the end is not known."""
     begin, end, step = limits
     is_from_0_by_1 = begin == (Size(0),) and step == (Size(1),)
     return end if is_from_0_by_1 else None
 
 
 def _static_range(limits: _Limits) -> typing.Optional[State]:
-    """The numbers of a short range between static limits, as sizes, since the range may be a list of
+    """The numbers of a short range between static limits, as sizes: the range may be a list of
     axes, or of places in a shape. None for any other range.
 
     Args:

@@ -1,11 +1,12 @@
 """Rules for slices: `x[:, 1]`, `x[..., None]`, `tf.slice`.
 
-A slice keeps the state if it takes all of the examples, in their order; of the other dimensions it
-may take any part. `x[1:]` of x [n, 4] drops the first example of each shard.
+A slice keeps the state if it takes all examples in their order. It may take any part of the other
+dimensions. The slice `x[1:]` of x [n, 4] is refused: it drops the first example of each shard.
 
-What stands in the brackets is a list of items, separated by commas. TensorFlow's `StridedSlice` has
-three vectors, `begin`, `end` and `strides`, with a number for each item, and five masks, whose bit
-i tells what the item i is (`_form`), or that its begin or end is left out.
+The brackets hold a list of items, separated by commas. TensorFlow's `StridedSlice` has three
+vectors, `begin`, `end` and `strides`, with a number for each item. It also has five masks. Bit i of
+three masks tells the form of item i (`_form`); bit i of the other two tells that the begin, or the
+end, of item i is left out.
 """
 
 import enum
@@ -39,7 +40,7 @@ from towers.proof.view import View
 
 _States = typing.Sequence[State]
 
-_WITHOUT_END = 2 ** 31 - 1  # of an int32, the largest end: no dimension is longer
+_WITHOUT_END = 2 ** 31 - 1  # the largest int32; an end this large reaches the end of any dimension
 _TAKES_SOME = 'takes some of the examples'
 
 
@@ -95,7 +96,7 @@ def _items(op: tf.Operation, limits: typing.List[tf.Tensor],
 
 
 def _numbers_of(vector: tf.Tensor, view: View) -> typing.Dict[int, int]:
-    """{place: number there} of a vector; {} where its numbers are not static."""
+    """{place in a vector: the number at this place}; {} where the numbers are not static."""
     value = view.value(vector)
     if value is None:
         return {}
@@ -107,15 +108,15 @@ def _begin(op: tf.Operation, place: int, number: typing.Optional[int]) -> typing
 
     Args:
       op: the slice.
-      place: of the item in the brackets.
-      number: what the vector of begins has for it; None where that is not static.
+      place: the place of the item in the brackets.
+      number: the item's number in the vector of begins; None where it is not static.
     """
     is_left_out = _is_in_mask(op, 'begin_mask', place)
     if not is_left_out:
         return number
     if _form(op, place) is _Form.RANGE:  # `:3` begins at 0
         return 0
-    return None  # Python has no index without a begin; what TensorFlow makes of one is not known
+    return None  # an index without a begin: Python has none, and TensorFlow's result is not known
 
 
 def _reaches_end(op: tf.Operation, place: int, number: typing.Optional[int]) -> bool:
@@ -124,8 +125,8 @@ def _reaches_end(op: tf.Operation, place: int, number: typing.Optional[int]) -> 
 
     Args:
       op: the slice.
-      place: of the item in the brackets.
-      number: what the vector of ends has for it; None where that is not static.
+      place: the place of the item in the brackets.
+      number: the item's number in the vector of ends; None where it is not static.
     """
     is_left_out = _is_in_mask(op, 'end_mask', place)
     is_past_any_end = number is not None and number >= _WITHOUT_END
@@ -149,8 +150,8 @@ def _is_in_mask(op: tf.Operation, mask: str, place: int) -> bool:
 
 
 def _for_each_dimension(items: typing.List[_Item], rank: int) -> typing.List[_Item]:
-    """The items for `rank` dimensions, with whole ranges for those that the brackets do not name:
-    in the place of the ellipsis, or at the end. `None` is an item, but for no dimension of x."""
+    """The items for `rank` dimensions. Each dimension that the brackets do not name gets a whole
+    range: in the place of the ellipsis, or at the end. The item `None` is for no dimension of x."""
     forms = [item.form for item in items]
     named_dimensions = forms.count(_Form.RANGE) + forms.count(_Form.INDEX)
     rest = [_WHOLE] * (rank - named_dimensions)
@@ -163,12 +164,12 @@ def _for_each_dimension(items: typing.List[_Item], rank: int) -> typing.List[_It
 # ---- slices of the examples ----------------------------------------------------------------------
 
 def strided_slice(op: tf.Operation, states: _States, view: View) -> Results:
-    """`x[:, 1]`: all of the examples, and a part of the other dimensions, keep [n, 4] as [n].
+    """`x[:, 1]`: takes all examples, and a part of the other dimensions: [n] of x [n, 4].
 
-    Of index vectors [rows, 2], the column `[:, 0]` has the positions of examples. In the iteration
-    e of a loop over the examples, `x[e]` is one example. Its limits are `tf.stack([e, …])` and
-    `tf.stack([e + 1, …])`, which are UNKNOWN: therefore the row of the table `takes_unknown`, and
-    this rule looks for UNKNOWN inputs itself.
+    The column `[:, 0]` of index vectors [rows, 2] has the positions of examples. In the iteration
+    e of a loop over the examples, `x[e]` is one example. The limits of this slice are
+    `tf.stack([e, …])` and `tf.stack([e + 1, …])`, whose state is UNKNOWN. Therefore the row of the
+    table `takes_unknown`, and this rule checks for UNKNOWN inputs itself.
     """
     if _is_at_counter(op, states[0], view):
         return ONE_EXAMPLE.with_marks_of(*states)
@@ -196,8 +197,8 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
 
     Args:
       op: the operation.
-      state: of the values, PER_EXAMPLE or ROWS.
-      rank: the number of their dimensions.
+      state: the state of the values, PER_EXAMPLE or ROWS.
+      rank: the number of the values' dimensions.
       limits: the arguments begin, end and strides.
       view: `View`.
     """
@@ -213,25 +214,25 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
 
 
 def _place_of_dimension(items: typing.List[_Item], dimension: int) -> int:
-    """The place of the item for a dimension of x, among the items for all its dimensions. `None`s,
-    which are for no dimension of x, may stand before it."""
+    """The place of the item for a dimension of x in the list of items. The place may be larger than
+    the dimension: `None`s, which are for no dimension of x, may stand before the item."""
     places = [place for place, item in enumerate(items) if item.form is not _Form.NEW_AXIS]
     return places[dimension]
 
 
 def _dimensions_of_result(items: typing.List[_Item]) -> int:
-    """How many dimensions the result has of some items: a range keeps its dimension, an index drops
-    it, `None` adds one."""
+    """How many dimensions some items give to the result: a range keeps its dimension, an index
+    drops its dimension, `None` adds a dimension."""
     dimensions_kept = [item for item in items if item.form is not _Form.INDEX]
     return len(dimensions_kept)
 
 
 @moves_entries
 def slice_(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.slice(x, [0, 1], [-1, 2])`: all of the examples, and a part of the other dimensions.
+    """`tf.slice(x, [0, 1], [-1, 2])`: takes all examples, and a part of the other dimensions.
 
-    Along the examples it has to begin at 0 and have the size -1, all entries that are left: any
-    other size would be that of one batch.
+    Along the examples, the slice has to begin at 0 and to have the size -1, which is all entries.
+    Any other size would take all examples of batches of one size only.
     """
     begin = static_entry(op.inputs[1], state.axis, op, view)
     size = static_entry(op.inputs[2], state.axis, op, view)
@@ -243,14 +244,15 @@ def slice_(op: tf.Operation, state: State, view: View) -> State:
 # ---- other slices --------------------------------------------------------------------------------
 
 def _is_at_counter(op: tf.Operation, state: State, view: View) -> bool:
-    """Whether a slice is `x[e]` or `x[e, …]`, of the number e of an iteration over the examples.
+    """Whether a slice is `x[e]` or `x[e, …]`, where e is the number of the iteration of a loop over
+    the examples.
 
-    `begin` and `end` are then `tf.stack([e, …])` and `tf.stack([e + 1, …])`. The end of an index is
-    not looked at: TensorFlow takes the entry at its begin.
+    Then `begin` and `end` are `tf.stack([e, …])` and `tf.stack([e + 1, …])`. The end of the index
+    is not checked: TensorFlow takes the entry at the begin of an index, whatever its end is.
 
     Args:
       op: the slice.
-      state: of x.
+      state: the state of x.
       view: `View`.
     """
     _, begin, end, strides = op.inputs
@@ -261,7 +263,7 @@ def _is_at_counter(op: tf.Operation, state: State, view: View) -> bool:
     _, *other_ends = end.op.inputs
     if not _is_counter(first_begin, view) or not _begins_with_index(op):
         return False
-    # What is taken of the other dimensions may depend on the example, but on no other one.
+    # The part of the other dimensions may depend on example e, but on no other example.
     other_limits = [*other_begins, *other_ends, strides]
     return all(_is_of_one_or_shared(view.state(tensor)) for tensor in other_limits)
 
@@ -272,7 +274,7 @@ def _is_counter(tensor: tf.Tensor, view: View) -> bool:
 
 
 def _begins_with_index(op: tf.Operation) -> bool:
-    """Whether the first item in the brackets of a slice is an index, `x[e, …]`, and has a begin."""
+    """Whether the first item in the brackets of a slice is an index with a begin, `x[e, …]`."""
     return _form(op, 0) is _Form.INDEX and not _is_in_mask(op, 'begin_mask', 0)
 
 
@@ -284,14 +286,16 @@ def _is_of_one_or_shared(state: State) -> bool:
 def _column_of_indices(op: tf.Operation, indices: State, view: View) -> State:
     """A column of index vectors [rows, k] of a sparse tensor.
 
-    `indices[:, 0]` is the position of the example of each row; `indices[:, 1]` a number of it.
+    For each row, `indices[:, 0]` is the position of the row's example, and `indices[:, 1]` is any
+    other number of this example.
     """
     items = required(_items(op, list(op.inputs)[1:], view), op, COMPUTES_WITH_POSITIONS)
     if len(items) != 2:  # not `[:, column]`
         return unknown(op, COMPUTES_WITH_POSITIONS)
     rows, column = items
     is_column = rows == _WHOLE and column.form is _Form.INDEX
-    # A column from the end, -1, may be that of the positions or not.
+    # A column that is counted from the end, such as -1, may be the column of the positions: it is
+    # column 0, if the vectors have one number.
     if not is_column or column.begin is None or column.begin < 0:
         return unknown(op, COMPUTES_WITH_POSITIONS)
     if column.begin == 0:
@@ -300,7 +304,8 @@ def _column_of_indices(op: tf.Operation, indices: State, view: View) -> State:
 
 
 def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> State:
-    """The gradient of `x[:, 1]`: [n] becomes [n, 4], the shape of x, with zeros around.
+    """The gradient of a slice such as `x[:, 1]`: [n] becomes [n, 4], the shape of x, with zeros
+    where the slice took nothing.
 
     The inputs are the shape of x, the begin, the end and the strides of the slice, and the gradient
     of its result.
@@ -311,7 +316,7 @@ def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> Sta
     if not all(map(is_same_on_towers, limit_states)):
         return unknown(op, NO_STATIC_ARGUMENT)
     axes = axes_of_examples(shape)
-    has_one_axis = len(axes) == 1  # in (n, n) nothing would tell of which examples the zeros are
+    has_one_axis = len(axes) == 1  # in (n, n) the examples could be along either dimension
     if has_one_axis and gradient.kind is Kind.PER_EXAMPLE:
         return _gradient_of_examples(op, gradient, shape, axes[0], view)
     if not axes and not gradient.is_by_example:
@@ -320,10 +325,10 @@ def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> Sta
 
 
 def _gradient_without_examples(op: tf.Operation, gradient: State) -> State:
-    """The state of a gradient without entries of single examples, with zeros around.
+    """The state of a gradient without entries of single examples, with zeros around it.
 
-    The zeros around a mean are means, too, of zeros. But those around a sum with an offset, as of
-    sum(f) + 1, are not sums with that offset.
+    Zeros around a mean are means of zeros. But zeros around a sum with an offset, such as
+    sum(f) + 1, are not sums with this offset.
     """
     if gradient.has_offset:
         return unknown(op, _TAKES_SOME)
@@ -332,16 +337,17 @@ def _gradient_without_examples(op: tf.Operation, gradient: State) -> State:
 
 def _gradient_of_examples(op: tf.Operation, gradient: State, shape: Sizes, axis: int,
                           view: View) -> State:
-    """The state of the gradient of a slice of x: of the same examples, if the slice took all
+    """The state of the gradient of a slice of x: it is of the examples of x, if the slice took all
     examples of x.
 
-    To find this out, a value with the shape of x is sliced once more: the examples have to come out
-    along the dimension where the gradient has them.
+    To find out whether the slice took all examples, a state with the shape of x is sliced by the
+    same limits. The examples of the result have to be along the gradient's dimension of the
+    examples.
 
     Args:
       op: the operation.
       gradient: the state of the gradient of the slice, PER_EXAMPLE.
-      shape: of x.
+      shape: the shape of x.
       axis: the dimension of x with the examples.
       view: `View`.
     """

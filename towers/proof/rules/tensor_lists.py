@@ -1,8 +1,8 @@
 """Rules for the lists of tensors that loops of control flow v2 write: a list has the state of its
 elements, and `State.sizes` is its length.
 
-As in `arrays`, a list with an element for each of n examples has elements of the state ONE_EXAMPLE.
-In the graph a list is a scalar of the type `tf.variant`.
+As in `arrays`, the elements of a list with one element for each of n examples have the state
+ONE_EXAMPLE. In the graph a list is a scalar of the type `tf.variant`.
 
 Words of other modules: an index with `is_position_of_each` is the counter of a loop over the
 examples; a list with `depends_on_length` may have another length in another shard.
@@ -43,11 +43,11 @@ _NO_PLACE_OF_EACH = 'stacks a list that has not one place for each example'
 
 
 def _list_of(element: State, length: Sizes) -> State:
-    """The state of a list with elements of a state.
+    """The state of a list, by the state of its elements.
 
     Args:
       element: the state of the elements.
-      length: the number of places of the list, the sizes of a scalar.
+      length: the number of places of the list: one size, in a tuple.
     """
     return element._replace(sizes=length)
 
@@ -60,7 +60,7 @@ def _element_of(list_: State) -> State:
 # ---- new lists -----------------------------------------------------------------------------------
 
 def empty_list(op: tf.Operation, states: _States, view: View) -> State:
-    """`TensorListReserve`: nothing is written yet, in a list of a number of places."""
+    """`TensorListReserve`: a list with a number of places, in which nothing is written yet."""
     length = required(sizes_in(op.inputs[1], states[1], view), op, _NO_STATIC_LENGTH)
     return State(Kind.EMPTY, sizes=length)
 
@@ -68,13 +68,13 @@ def empty_list(op: tf.Operation, states: _States, view: View) -> State:
 def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
     """`unstack`: an element for each entry along the first dimension.
 
-        x [n, 4]          n elements, each an example
-        x [2 n, 4]        refused: the element at e is not known to be of example e
+        x [n, 4]          n elements, each of one example
+        x [2 n, 4]        unknown: the element at e is not known to be of example e
         x [time, n, 4]    elements [n, 4] of the batch, as many as the static length says
-        x [8, 4]          a value without the examples: 8 elements of the same state
-        x [5, 4]          of one example, in a loop over them: refused. Elements of the state
-                          ONE_EXAMPLE may be read at the number of the example, which would choose
-                          one of the 5 by it
+        x [8, 4]          8 elements of the state of x, if x is without the examples
+        x [5, 4]          unknown, if x is of one example, in a loop over the examples. A read at
+                          the counter of the loop is allowed for elements of the state ONE_EXAMPLE:
+                          it would choose one of the 5 elements by the number of the example
     """
     value = states[0]
     is_apart_by_example = is_of_batch(value) and value.axis == 0
@@ -103,10 +103,11 @@ def list_length(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def list_item(op: tf.Operation, states: _States, view: View) -> State:
-    """An element: of a list of examples, at the counter of the loop over the examples alone."""
+    """An element of a list. A list of examples may be read only at the counter of a loop over the
+    examples."""
     list_ = states[0]
     index = as_number(op, states[1], view)
-    if list_.kind is Kind.EMPTY:  # no element is written that the one at this place could be
+    if list_.kind is Kind.EMPTY:  # no element is written that could be read here
         return unknown(op, TAKES_BY_PLACES)
     return element_at(op, _element_of(list_), index, view)
 
@@ -114,16 +115,16 @@ def list_item(op: tf.Operation, states: _States, view: View) -> State:
 def list_with_item(op: tf.Operation, states: _States, view: View) -> State:
     """The list with one element written.
 
-    The other elements are those from before. So an element that is read later may have the state of
-    these, or that of the new one.
+    All other elements stay. So an element that is read later may have the state of the old
+    elements, or the state of the new element.
     """
     list_ = states[0]
     may_grow = 'resize_if_index_out_of_bounds' in op.node_def.attr and op.get_attr(
         'resize_if_index_out_of_bounds')  # with `dynamic_size=True`
     if may_grow:
         return unknown(op, _NO_STATIC_LENGTH)
-    # The state of a list is that of its elements, with its length as `State.sizes`. So an element
-    # has no `sizes` of its own: it is taken as numbers.
+    # The state of a list is the state of its elements, but `State.sizes` has the list's length. So
+    # elements of the kind SIZES could not keep their `sizes`: sizes are converted to numbers.
     index, value = as_numbers(op, states[1:], view)
     new_element = _element_written(op, list_, index, value)
     if new_element.kind is Kind.UNKNOWN:  # its place or its value is not known
@@ -153,8 +154,8 @@ def _element_written(op: tf.Operation, list_: State, index: State, value: State)
         return unknown(op, COMPUTES_WITH_POSITIONS)
     if index.kind is not Kind.INDEPENDENT:
         return unknown(op, 'writes elements at places that are not known')
-    # A place that is the same on every tower is that of no example: no value of one may be written
-    # there, nor any value into a list that has an element for each.
+    # A place that is the same on every tower belongs to no example. So no value of one example may
+    # be written there, and no value into a list that has an element for each example.
     if Kind.ONE_EXAMPLE in (list_.kind, value.kind):
         return unknown(op, 'writes elements at places that are not known')
     return value.with_marks_of(index)
@@ -167,9 +168,10 @@ def list_stack(op: tf.Operation, states: _States, view: View) -> State:
 
         n examples [d]             [n, d]
         elements [n, d] by time    [time, n, d], with the examples along dimension 1
-        elements without examples  of their state: the entries of means are means
+        elements without examples  the state of the elements: entries that are means stay means
 
-    Elements of examples have to be n, all others a number that is the same on every tower.
+    A list of examples must have n elements. Any other list must have a length that is the same on
+    every tower.
     """
     list_ = states[0]
     if list_.kind is Kind.ONE_EXAMPLE:
@@ -183,6 +185,7 @@ def list_stack(op: tf.Operation, states: _States, view: View) -> State:
         return INDEPENDENT
     element = _element_of(list_)
     if element.is_by_example:
-        # The elements of other iterations may be other ones, so that they are not constant.
+        # The elements of other iterations may have other values. Whether each element is the same
+        # for all examples is not followed: `is_constant=False` is always sound.
         return element._replace(axis=element.axis + 1, is_constant=False)
     return element
