@@ -67,7 +67,8 @@ def _from_the_end(trace: Trace, parts: StepParts) -> typing.List[Traced]:
         candidates = []
         for name in _names_before(current.name, parts, runs):
             run = runs.last_before(name, current.begin)
-            # In a loop, two operations without a length may each have ended before the other began.
+            # Two operations of a loop that took 0 microseconds, at the same time, each come before
+            # the other: without `seen` the chain would go round between them.
             if run is not None and run not in seen:
                 candidates.append(run)
         if not candidates:

@@ -1,4 +1,9 @@
-"""The memory of a traced step over its time, beside the memory that its graph predicts."""
+"""The memory of a traced step over its time, beside the memory that its graph predicts.
+
+Words of `memory/` that are used here: a `Run` simulates a step, as a sequence of numbered events at
+which memory is taken or given back; a `Buffer` is one piece of memory, from the event `since` to
+the event `until`; an account is the predicted memory of a step by its use.
+"""
 
 import collections
 import typing
@@ -148,10 +153,11 @@ def _predicted(built: BuiltTowers, trace: Trace,
         simulated_peak = 0
         if device in run.peaks:
             simulated_peak = run.peaks[device].bytes
-        always_held = pool.peak - simulated_peak  # constants, and what the allocator itself needs
+        # The account has more than the simulation: constants, and what the allocator itself needs.
+        always_held = pool.peak - simulated_peak
         curve = []
         for time, in_use in _simulated(run, device, begins):
-            curve.append((min(time, trace.micros), in_use + always_held))
+            curve.append((time, in_use + always_held))
         predicted[pool.device] = _Prediction(curve, pool.peak)
     return predicted
 
@@ -184,6 +190,7 @@ def _simulated(run: Run, device: typing.Optional[str], begins: typing.Dict[str, 
     allocating = _allocating_operations(buffers, begins)
     times = sorted(begins[name] for name in set(allocating.values()))
     in_use = 0
+    # The operations that have taken memory so far. One that does so at several events counts once.
     begun: typing.Set[str] = set()
     time = 0
     for event in sorted(changes):
@@ -208,17 +215,20 @@ def _allocating_operations(buffers: typing.Iterable[Buffer], begins: typing.Dict
                            ) -> typing.Dict[int, str]:
     """{event of a simulated step: name of the operation of the trace that takes memory there}.
 
+    The memory of a variable is left out, since no operation of a step takes it; and that of an
+    operation which is not in the trace, since it has no time.
+
     Args:
       buffers: the memory that the step takes.
       begins: {name of an operation: the time at which it began in the trace}.
     """
     allocating = {}
     for buffer in buffers:
-        is_variable = buffer.variable is not None  # it is there before the step
-        begin_of_buffer = buffer.since  # an event
-        node = buffer.held_output(begin_of_buffer).node  # the operation that takes the memory
-        if not is_variable and node.name in begins:
-            allocating[begin_of_buffer] = node.name
+        is_variable = buffer.variable is not None
+        # Later operations may write their results into the same memory: the first one takes it.
+        first_operation = buffer.held_output(buffer.since).node
+        if not is_variable and first_operation.name in begins:
+            allocating[buffer.since] = first_operation.name
     return allocating
 
 

@@ -216,7 +216,8 @@ def _by_row(trace: Trace) -> typing.Dict[str, typing.List[Traced]]:
 
 
 def _lanes(operations: typing.Sequence[Traced]) -> typing.List[int]:
-    """A lane for each operation, so that operations in one lane never run at the same time.
+    """A lane for each operation, so that operations in one lane never run at the same time; except
+    in the last one of the `_MOST_LANES`, which has all operations for which there is no other.
 
     Args:
       operations: operations of one row, in the order of their beginnings.

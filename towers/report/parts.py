@@ -80,21 +80,22 @@ class StepParts:
         self.operations = step_operations(train_ops + outputs)
         self.graph: tf.Graph = self.operations[0].graph
         self.places: typing.Dict[str, Place] = {}
-        # The order counts: an operation stays in the first part into which it is put.
+        # The order counts: an operation stays in the first part into which it is put. So each of
+        # these parts gets only what none of the parts before it has.
         self._put_towers(built)
         needed_by_shards = names_of(step_operations(shard_operations(built)))
         self._put_others(INPUT, needed_by_shards)
         after_towers = self._after_towers()
         before_towers = self._before_towers()
-        # What one tower makes, and another one takes.
+        # Between two towers: it depends on one of them, and the other one depends on it.
         self._put_others(EXCHANGE, after_towers & before_towers)
         needed_by_gradients = ancestors(_combined_gradients(built))
         self._put_others(COMBINATION, after_towers & needed_by_gradients)
         output_tensors = [output for output in outputs if isinstance(output, tf.Tensor)]
         needed_by_outputs = ancestors(output_tensors)
         self._put_others(OUTPUTS, after_towers & needed_by_outputs)
-        # What an operation of a tower depends on, such as a weight read outside of the towers, is
-        # no part of the update, though the update needs it.
+        # The train ops need all that the towers need, such as a weight that is read outside of them
+        # for all towers: that is no part of the update.
         needed_by_update = names_of(step_operations(train_ops))
         self._put_others(UPDATE, needed_by_update - before_towers)
         self._put_others(OTHER, names_of(self.operations))

@@ -10,6 +10,7 @@ from towers.report.trace import Trace, Traced
 _MOST_LAYERS = 16  # rows of the table; the layers that take least are one row together
 _LEAST_SHARE = 0.01  # of the stage's time: a layer that takes less is not a row of its own
 _ENDING = '_grad'  # of the name scope of an operation's gradient
+_NO_NAME = ''  # in the place of a name that an operation does not have in the model
 
 
 class Layer(typing.NamedTuple):
@@ -53,25 +54,23 @@ def layers_of_stage(trace: Trace, parts: StepParts, towers: typing.Sequence[Towe
       List of `Layer`, the one without a name last.
     """
     names = _ModelNames([each for each in towers if each.index == tower])
+    runs = _runs_on_stage(trace, tower, device)
+    least_micros = _LEAST_SHARE * _micros(runs)
     runs_by_name: typing.Dict[str, typing.List[Traced]] = collections.defaultdict(list)
-    for operation in trace.operations:
-        place = operation.place
-        is_of_stage = place.tower == tower and operation.row == device
-        if is_of_stage and place.part in OF_TOWERS:
-            runs_by_name[names.of(operation)].append(operation)
-    least_micros = _LEAST_SHARE * sum(map(_micros, runs_by_name.values()))
-    in_no_row = runs_by_name.pop('', [])  # operations without a name in the model
+    for run in runs:
+        runs_by_name[names.of(run)].append(run)
+    runs_without_row = runs_by_name.pop(_NO_NAME, [])
     shown: typing.List[_Row] = []
     for row in _rows(runs_by_name):
         if len(shown) < _MOST_LAYERS and _micros(row.runs) >= least_micros:
             shown.append(row)
         else:
-            in_no_row += row.runs
+            runs_without_row += row.runs
     places = names.places_in_forward_pass(parts)
     shown.sort(key=lambda row: _first_place(row, places))
     layers = [_layer(_common_scope(row.names), row.runs) for row in shown]
-    if in_no_row:
-        layers.append(_layer('', in_no_row))
+    if runs_without_row:
+        layers.append(_layer(_NO_NAME, runs_without_row))
     return layers
 
 
@@ -79,6 +78,16 @@ class _Row(typing.NamedTuple):
     """The operations that make one row: their names in the model, and their runs."""
     names: typing.List[str]
     runs: typing.List[Traced]
+
+
+def _runs_on_stage(trace: Trace, tower: int, device: str) -> typing.List[Traced]:
+    """The operations of a tower's passes that ran on one device."""
+    runs = []
+    for operation in trace.operations:
+        is_of_tower = operation.place.tower == tower and operation.place.part in OF_TOWERS
+        if is_of_tower and operation.row == device:
+            runs.append(operation)
+    return runs
 
 
 def _rows(runs_by_name: typing.Mapping[str, typing.List[Traced]]) -> typing.List[_Row]:
@@ -138,19 +147,23 @@ class _ModelNames:
                 _without_scope(name, tower.name_scope) for name in tower.forward}
 
     def of(self, operation: Traced) -> str:
-        """The name in the model of an operation that ran; '' where its name does not tell."""
+        """The name in the model of an operation that ran; `_NO_NAME` where its name does not tell.
+
+        An operation of the backward pass has the name of the operation whose gradient it is a part
+        of: `gradients/net/layer/MatMul_grad/MatMul_1` has that of `net/layer/MatMul`. What comes
+        before that name, here `gradients`, may be any number of scopes.
+        """
         tower = self._micro_batches[operation.place.micro_batch]
         name = _without_scope(operation.name, tower.name_scope)
         if operation.place.part == FORWARD:
             return name
         forward = self._forward[operation.place.micro_batch]
-        pieces = _of_forward_pass(name.split('/'))
-        # 'gradients/net/layer/MatMul' is of 'net/layer/MatMul'.
-        for first in range(len(pieces)):
-            candidate = '/'.join(pieces[first:])
+        pieces = _without_gradient(name.split('/'))
+        for num_scopes_before in range(len(pieces)):
+            candidate = '/'.join(pieces[num_scopes_before:])
             if candidate in forward:
                 return candidate
-        return ''
+        return _NO_NAME
 
     def places_in_forward_pass(self, parts: StepParts) -> typing.Dict[str, int]:
         """{name in the model: its place in the order in which the operations were made}."""
@@ -167,9 +180,10 @@ def _without_scope(name: str, scope: str) -> str:
     return name[len(scope):] if name.startswith(scope) else name
 
 
-def _of_forward_pass(pieces: typing.List[str]) -> typing.List[str]:
+def _without_gradient(pieces: typing.List[str]) -> typing.List[str]:
     """The pieces of the name of a gradient's operation, as far as they name the operation whose
-    gradient it is: `['gradients', 'layer', 'MatMul']` of `gradients/layer/MatMul_grad/MatMul_1`."""
+    gradient it is: `['gradients', 'layer', 'MatMul']` of `gradients/layer/MatMul_grad/MatMul_1`.
+    Where no piece names a gradient, they are all pieces."""
     for place in range(len(pieces) - 1, -1, -1):
         if pieces[place].endswith(_ENDING):
             return pieces[:place] + [pieces[place][:-len(_ENDING)]]
@@ -182,6 +196,9 @@ def _divided(runs_by_name: typing.Mapping[str, typing.List[Traced]]
              ) -> typing.List[typing.List[str]]:
     """The names by the name scopes that are shown, a list of names for each.
 
+    It begins with the outermost scopes. The longest one is divided into the scopes in it, as often
+    as one can be divided and all of them are at most `_MOST_LAYERS`.
+
     Args:
       runs_by_name: {name of an operation in the model: its runs}.
     """
@@ -193,9 +210,9 @@ def _divided(runs_by_name: typing.Mapping[str, typing.List[Traced]]
         longest = groups.pop()  # the last one
         scope = _common_scope(longest)
         smaller = _by_next_scope(longest, scope)
-        num_divided = len(groups) + len(final) + len(smaller)  # of groups, if this one is divided
-        fits = num_divided <= _MOST_LAYERS
-        if fits and _contains_scopes(scope, smaller, micros_of_names):
+        num_groups_if_divided = len(groups) + len(final) + len(smaller)
+        is_room = num_groups_if_divided <= _MOST_LAYERS
+        if is_room and _contains_scopes(scope, smaller, micros_of_names):
             groups += smaller.values()
         else:
             final.append(longest)
@@ -206,18 +223,29 @@ def _contains_scopes(scope: str, next_parts: typing.Iterable[str],
                      operations: typing.Container[str]) -> bool:
     """Whether a name scope contains others, and not only operations.
 
+    The scope `net` contains another one if an operation is called `net/layer/MatMul`, and none if
+    the operations in it are `net/MatMul` and `net/Relu`.
+
     Args:
       scope: the name scope.
-      next_parts: the parts of names that come after it; '' for an operation with its name.
+      next_parts: the parts of names that come right after it, `'layer'`, or `'MatMul'`; `''` for an
+        operation that has the name of the scope itself.
       operations: the names of all operations.
     """
-    names = ['%s/%s' % (scope, part) if part else scope for part in next_parts]
-    return not all(name in operations for name in names)
+    for part in next_parts:
+        is_operation = part == '' or '%s/%s' % (scope, part) in operations
+        if not is_operation:
+            return True
+    return False
 
 
 def _by_next_scope(names: typing.Sequence[str], scope: str
                    ) -> typing.Dict[str, typing.List[str]]:
-    """{the next part of a name after `scope`: the names that have it there}."""
+    """{the next part of a name after `scope`: the names that have it there}.
+
+    With the scope `net`, `'layer'` has `net/layer/MatMul` and `net/layer/Relu`; with `''`, which is
+    outside of all scopes, `'net'` has them. A name that is the scope itself has the next part `''`.
+    """
     start = len(scope) + 1 if scope else 0
     groups: typing.Dict[str, typing.List[str]] = collections.OrderedDict()
     for name in names:

@@ -100,6 +100,7 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
     use = time_use(trace)
     chain = longest_chain(trace, parts)
     findings = verdict(built, use, chain)
+    # With the graphs that the runtime ran, the audit also checks where it has put operations.
     has_graphs = bool(run_metadata.partition_graphs)
     audited = audit(built, run_metadata if has_graphs else None)
     examples = examples_of_step(built, run_metadata)

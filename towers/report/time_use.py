@@ -150,8 +150,8 @@ def _moments(operations: typing.Iterable[Traced]
     for operation in operations:
         changes.append((operation.begin, 1, operation.place.part))
         changes.append((operation.end, -1, operation.place.part))
-    # At the same time, ends come before beginnings: the number of an operation without a length is
-    # -1 in between, at a moment of which no span is yielded.
+    # Of changes at the same time, -1 is sorted before 1. For an operation that took 0 microseconds
+    # the number falls first and then rises again, with no time in between: no span tells of it.
     changes.sort()
     running: typing.Dict[str, int] = {}  # {part: how many operations of it run}
     time_before = 0

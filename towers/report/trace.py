@@ -13,6 +13,7 @@ from towers.report.parts import COPIES, OTHER, Place, StepParts, places_in_runti
 
 _NO_OPERATION = ('_SOURCE', '_SINK')  # names of the ends of a graph, which TensorFlow traces, too
 _COPIES_OF_GPU = '/memcpy'  # the name of a device ends so in the records of its copies
+_NO_DEVICE = ''  # the short name of what is no device
 
 
 class Traced(typing.NamedTuple):
@@ -205,17 +206,25 @@ def _copies_of_gpus(records: typing.Iterable[_Record]) -> typing.List[Traced]:
 def _records(metadata: tf.RunMetadata, parts: StepParts) -> typing.Iterator[_Record]:
     """Yields the records of the trace, each operation once.
 
-    For a GPU TensorFlow traces several devices: one with the times of its kernels (`stream:all`),
-    one with its copies (`memcpy`), and one with the times at which the CPU started kernels. The
-    last one is left out where the kernels are known.
+    The records are listed by traced devices. A CPU is one of these. A GPU is several, and some of
+    them repeat the records of others:
+
+        /device:GPU:0               the times at which the CPU started the kernels
+        /device:GPU:0/stream:all    the times of the kernels
+        /device:GPU:0/stream:7      those of one stream
+        /device:GPU:0/memcpy        copies from and to the GPU
+        /device:GPU:0/sync          copies inside of the GPU
+
+    What is no device at all is left out.
     """
     stats_of_devices = list(metadata.step_stats.dev_stats)
     with_kernels = {_short(stats.device) for stats in stats_of_devices
                     if _is_all_streams(stats.device)}
     for stats in stats_of_devices:
         device = _short(stats.device)
-        is_device = device != ''
-        if not is_device or not _is_kept(stats.device, has_kernels=device in with_kernels):
+        if device == _NO_DEVICE:
+            continue
+        if not _is_kept(stats.device, has_kernels=device in with_kernels):
             continue
         is_copy = stats.device.endswith(_COPIES_OF_GPU)
         for node in stats.node_stats:
@@ -232,26 +241,28 @@ def _is_all_streams(device: str) -> bool:
 
 
 def _is_kept(device: str, has_kernels: bool) -> bool:
-    """Whether the records of a traced device are read, and not left out as a repetition of others.
+    """Whether the records of a traced device are read; see the table in `_records`.
 
     Args:
       device: the name of the device in the trace.
-      has_kernels: whether the trace has the kernels of all streams of the device.
+      has_kernels: whether the trace has the kernels of all streams of the same CPU or GPU.
     """
     if _is_all_streams(device) or device.endswith(_COPIES_OF_GPU):
         return True
-    # The kernels of one stream are in `stream:all`, too; `sync` has copies inside of a device.
-    is_single_stream = 'stream:' in device or device.endswith('/sync')
-    if is_single_stream:
+    is_single_stream = 'stream:' in device  # its kernels are in `stream:all`, too
+    is_inside_of_gpu = device.endswith('/sync')  # copies that reach no other device
+    if is_single_stream or is_inside_of_gpu:
         return False
-    # The device itself: the operations of a CPU; of a GPU the times at which kernels were started.
+    # The CPU or GPU itself. The times at which kernels were started are read only where the times
+    # of the kernels are not known. Of a CPU there are no kernels in the trace.
     return not has_kernels
 
 
 def _short(device: str) -> str:
-    """The short name of a device of the trace, without its stream; '' for what is no device."""
+    """The short name of a device of the trace, without its stream; `_NO_DEVICE` for what is none.
+    """
     if 'evice:' not in device:
-        return ''
+        return _NO_DEVICE
     before_stream = re.split('/stream:|/memcpy|/sync', device)[0]
     return short_name(without_localhost(before_stream))
 

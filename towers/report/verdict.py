@@ -48,9 +48,9 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
     The cost of a part is the time in which the part ran and no tower computed. The cost of a stage
     or a tower that computes longer than the others is the time by which it exceeds the mean of all.
 
-    The cost of the longest chain is a part of the gaps between its operations. An operation of the
-    chain waits on an idle device while its own device runs nothing. The cost is the sum of these
-    times, without the time in which no device at all runs anything: that is a finding of its own.
+    The cost of the longest chain is the time in which its next operation has not begun, though the
+    device of that operation runs nothing (`Link.idle`). Time in which no device at all runs
+    anything does not count, since it is a finding of its own.
 
     Args:
       built: the result of `build_towers`.
@@ -69,8 +69,8 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
         found.append(waits)
         found.sort(key=lambda finding: -finding.share)
     else:
-        # Devices of CPUs wait for the threads that they share: the machine costs that time, and not
-        # the step, whatever its share is.
+        # Devices of CPUs wait for the processors and threads that they share. That comes last, also
+        # with the largest share: it tells of the machine, and the others of the step.
         found.sort(key=lambda finding: -finding.share)
         found.append(waits)
     worth_saying = [finding for finding in found if finding.share >= _LEAST_SHARE]
@@ -101,9 +101,8 @@ def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Lin
     """The `Finding` about the time in which the next operation of the longest chain waits, its
     device runs nothing, and another device runs something."""
     idle = sum(link.idle for link in chain)
-    # A part of that time is `use.nothing`, in which no other device runs anything either: it has a
-    # finding of its own. Not all of it need be before operations of the chain.
-    micros = max(0, idle - use.nothing)
+    # All of the time in which no device runs anything is in `idle`, and has a finding of its own.
+    micros = idle - use.nothing
     if _has_gpus(built):
         text = 'for a copy from another device, or for a thread'
         advice = ('see the rows of copies in the timeline, of which '
@@ -340,8 +339,14 @@ def _long_stage_in_words(longest: LongStage, use: TimeUse) -> str:
 
 
 def _on_shared_processors(built: BuiltTowers, use: TimeUse) -> str:
-    """The end of an advice that shortens a step only if the devices compute at the same time: where
-    CPU devices share fewer processors, the condition under which it helps; else ''."""
+    """The end of the advice to move layers to other stages: a warning where that may not help.
+
+    It helps only if the devices compute at the same time. CPU devices share the processors of the
+    machine: in the step at most `use.most_at_once` operations ran at the same time.
+
+    Returns:
+      The warning; '' on GPUs, and where as many operations ran at once as there are devices.
+    """
     num_devices = len(set(all_devices(built.devices)))
     if _has_gpus(built) or use.most_at_once >= num_devices:
         return ''
