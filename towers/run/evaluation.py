@@ -117,7 +117,8 @@ class Evaluation:
         self._count_values: typing.Dict[str, tf.Tensor] = {}
         self._count_updates = []
         for name, metric in metrics.items():
-            if isinstance(metric, tuple):
+            is_pair = isinstance(metric, tuple)
+            if is_pair:
                 value, update = metric
                 self._count_values[name] = value
                 self._count_updates.append(update)
@@ -191,6 +192,8 @@ class Evaluation:
             raise InputError(_NO_BATCH)
         is_unknown = num_batches < 0  # -2 is UNKNOWN_CARDINALITY, as of a data set that is filtered
         if read and is_unknown:
+            # The batch goes through the model, as in `run`, so that an error there is raised now,
+            # and not at the first evaluation. It is counted, too, but `run` begins again at 0.
             batches = self._batches(session, (self._means, self._count_updates))
             first_batch = next(batches, None)
             if first_batch is None:
@@ -243,15 +246,16 @@ def _check_alike(inputs: typing.Any, dataset: typing.Any) -> None:
 
 
 def _by_tensor(inputs: typing.Any, batch: typing.Any) -> dict:
-    """{tensor of a finished model: tensor of the batch for it}.
+    """The inputs of a build by a finished model: {input of the model: tensor of the batch for it}.
 
-    Where `inputs` has a `BatchAxis`, the batch gets one for the same dimension.
+    An input of the model is a tensor; or a `BatchAxis`, which is a tensor with the dimension of its
+    examples. Then the tensor of the batch has its examples along the same dimension.
     """
     by_tensor = {}
-    for entry, leaf in zip(tf.nest.flatten(inputs), tf.nest.flatten(batch)):
-        if isinstance(entry, BatchAxis):
-            leaf = BatchAxis(leaf, entry.axis)
-        by_tensor[entry] = leaf
+    for model_input, leaf in zip(tf.nest.flatten(inputs), tf.nest.flatten(batch)):
+        if isinstance(model_input, BatchAxis):
+            leaf = BatchAxis(leaf, model_input.axis)
+        by_tensor[model_input] = leaf
     return by_tensor
 
 
@@ -296,24 +300,19 @@ def _checked_metrics(built: BuiltTowers, counters: typing.Sequence[tf.Variable]
     if not metrics and built.predictions is None:
         raise InvalidArgumentError('the model function returned neither a loss nor metrics: there '
                                    'is nothing to evaluate.')
-    # Types are checked in tower 0, which has the metrics as the model function returned them: a
-    # mean over the towers is a number, whatever it is made of.
-    metrics_of_model = built.towers[0].metrics or {}
-    for name, metric in metrics_of_model.items():
-        is_pair = isinstance(metric, (tuple, list))
+    # A mean over the batch is a scalar number: the build refuses any other.
+    for name, metric in metrics.items():
+        is_pair = isinstance(metric, tuple)
         if is_pair:
-            value, _ = metric
-            value_of_all, update_of_all = metrics[name]
-            _check_counters(name, value_of_all, update_of_all, counters)
+            value, update = metric
+            _check_counters(name, value, update, counters)
             _check_is_number(name, value)
-        else:
-            _check_is_number(name, metric)
     return metrics
 
 
 def _check_is_number(metric: str, value: tf.Tensor) -> None:
-    """Raises `InvalidArgumentError` for the value of a metric, of this name, that is no scalar
-    number."""
+    """Raises `InvalidArgumentError` for a pair of `tf.metrics`, of this name, whose value is no
+    scalar number."""
     if value.shape.ndims:  # None if the shape is not known: it may be a scalar
         raise InvalidArgumentError('metric %r has the shape %s: expected one number, or a '
                                    'metric for each.' % (metric, value.shape))
@@ -327,6 +326,9 @@ def _check_counters(metric: str, value: tf.Tensor, update: typing.Any,
                     counters: typing.Sequence[tf.Variable]) -> None:
     """Raises `InvalidArgumentError` for a metric that counts in another variable than `counters`.
 
+    A metric counts in the variables that its update writes and its value reads. The update may
+    write others besides, as one that notes when it was run.
+
     Args:
       metric: the name of the metric.
       value: the scalar of the metric.
@@ -334,9 +336,8 @@ def _check_counters(metric: str, value: tf.Tensor, update: typing.Any,
       counters: the counters that begin at 0 in each evaluation.
     """
     names_of_others = _names_written([update]) - operation_names(counters)
-    # The value is computed from the variables in which the update counts. A variable is itself an
-    # operation upstream of the value, with the variable's name.
     for op in step_operations([value]):
+        # A variable that the value reads is among these operations, under the variable's name.
         is_other_counter = op.name in names_of_others
         if is_other_counter:
             raise InvalidArgumentError(
