@@ -5,6 +5,7 @@ While it lasts, no other run can use the directory (`hold_directory`).
 
 import contextlib
 import errno
+import functools
 import os
 import socket
 import time
@@ -113,14 +114,7 @@ def training_session(directory: str, global_step: tf.Variable,
         newest = _checked_newest(directory, recover, check, say)
         init_fn = _init_fn(initial_values, newest, say)
         scaffold = tf.train.Scaffold(saver=saver, init_fn=init_fn)
-        steps_done = _StepsDone(global_step)
-
-        def newest_again() -> typing.Optional[Newest]:
-            """Finds the newest checkpoint once more, after a session was lost."""
-            newest_now = newest_checkpoint(directory, recover)
-            for line in tidy_directory(directory, newest_now):
-                say(line)
-            return newest_now
+        newest_again = functools.partial(_newest_again, directory, recover, say)
         if member is None:
             # The master '' is this process.
             creator = _NewestCheckpoint(newest, newest_again, scaffold, master='', config=config)
@@ -129,16 +123,11 @@ def training_session(directory: str, global_step: tf.Variable,
                 newest, newest_again, scaffold, master=member.target, config=member.config)
             creator = member.session_creator(creator_of_chief, scaffold)
             hooks_before = member.hooks + hooks_before
+        steps_done = _StepsDone(global_step)
+        stack.enter_context(_non_finite_explained(steps_done))
         all_hooks = [steps_done] + hooks_before + [checkpoints] + hooks_after
-        try:
-            with tf.train.MonitoredSession(creator, all_hooks) as session:
-                yield session
-        except tf.errors.OpError as error:
-            failed_step = steps_done.count + 1
-            non_finite_error = explained(error, failed_step)
-            if non_finite_error is None:
-                raise
-            raise non_finite_error from None
+        with tf.train.MonitoredSession(creator, all_hooks) as session:
+            yield session
 
 
 def _check_optional(check: typing.Any, member: typing.Any, initial_values: typing.Any) -> None:
@@ -201,6 +190,18 @@ def _checked_newest(directory: str, recover: bool, check: typing.Optional[typing
     return newest
 
 
+def _newest_again(directory: str, recover: bool, say: typing.Callable) -> typing.Optional[Newest]:
+    """Finds the newest checkpoint once more, after a session was lost, and tidies the directory.
+
+    The arguments are those of `_checked_newest`, which has compared the graph with a checkpoint
+    before the first session: that is not done again.
+    """
+    newest = newest_checkpoint(directory, recover)
+    for line in tidy_directory(directory, newest):
+        say(line)
+    return newest
+
+
 def _compared_with_graph(newest: Newest, check: typing.Optional[typing.Callable]
                          ) -> typing.List[str]:
     """Compares a checkpoint with the variables of the graph, and returns lines to show about it.
@@ -214,17 +215,17 @@ def _compared_with_graph(newest: Newest, check: typing.Optional[typing.Callable]
     """
     comparison = difference(newest.prefix)
     names_only_in_checkpoint = comparison.only_there
-    missing_in_checkpoint = comparison.text  # variables of the graph, in words; None for none
+    text_on_missing = comparison.text  # on variables of the graph that the checkpoint has not
+    text_on_dropped = None  # on variables of the checkpoint that the graph has not
     lines = []
-    dropped = None
     if names_only_in_checkpoint:
-        dropped = ('the checkpoint %s holds state that the checkpoints to come would be without: %s'
-                   % (newest.prefix, some(names_only_in_checkpoint)))
-        lines.append(dropped)
+        text_on_dropped = ('the checkpoint %s holds state that the checkpoints to come would be '
+                           'without: %s' % (newest.prefix, some(names_only_in_checkpoint)))
+        lines.append(text_on_dropped)
     # `check` comes first: it may know why a variable is missing, and raise an error that says it.
     if check is not None:
-        lines += check(newest, missing_in_checkpoint, dropped)
-    if missing_in_checkpoint is not None:
+        lines += check(newest, text_on_missing, text_on_dropped)
+    if text_on_missing is not None:
         check_fits(newest.prefix)  # raises the error
     return lines
 
@@ -283,6 +284,20 @@ class _StepsDone(tf.train.SessionRunHook):
                   run_values: tf.train.SessionRunValues) -> None:
         """Counts a step that has succeeded."""
         self.count += 1
+
+
+@contextlib.contextmanager
+def _non_finite_explained(steps_done: _StepsDone) -> typing.Iterator[None]:
+    """A context in which an error of a session's step about a NaN or an infinity becomes a
+    `NonFiniteError`, which names the step; any other error stays as it is."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        failed_step = steps_done.count + 1
+        non_finite_error = explained(error, failed_step)
+        if non_finite_error is None:
+            raise
+        raise non_finite_error from None
 
 
 # ---- The lock of the directory -------------------------------------------------------------------
