@@ -6,6 +6,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
+from towers.api.built import BuiltTowers
 from towers.arguments import (
     check_count,
     check_flag,
@@ -20,7 +21,7 @@ from towers.model.objectives import with_parts
 from towers.placement.variable_device import Placement, only_device
 
 
-def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
+def default_summaries(built: BuiltTowers, learning_rate: typing.Any = None,
                       norms: bool = True) -> typing.List[tf.Tensor]:
     """Makes the summaries of a training; to be called before the session is made.
 
@@ -46,10 +47,7 @@ def default_summaries(built: typing.Any, learning_rate: typing.Any = None,
       InvalidArgumentError: `built` was built without an optimizer; or the learning rate is no
         number.
     """
-    is_class = isinstance(built, type)  # `BuiltTowers` itself has the attribute, too
-    is_built = hasattr(built, 'train_op') and not is_class
-    if not is_built:
-        raise InvalidArgumentError('built=%.80r: expected the result of build_towers.' % (built,))
+    check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if built.train_op is None:
         raise InvalidArgumentError('these towers were built without an optimizer: there is no '
                                    'training to make summaries of.')
@@ -94,7 +92,7 @@ class _Sum(typing.NamedTuple):
     variable: tf.Variable
 
 
-def _norms(built: typing.Any) -> typing.Dict[str, tf.Tensor]:
+def _norms(built: BuiltTowers) -> typing.Dict[str, tf.Tensor]:
     """The norms of gradients and weights of a build, and the noise scale if it is known, by name.
 
     Each loss has a norm of its gradients, `gradient_norm` and the like.
@@ -173,7 +171,8 @@ class SummaryHook(tf.train.SessionRunHook):
                 self._logdir, filename_suffix='.from_%d.%d' % (self._step, os.getpid()))
             if self._graph is not None:
                 self._writer.add_graph(self._graph, self._step)
-        # The next step: the summaries of the restored one were written before its checkpoint.
+        # TensorBoard drops what earlier files have of this step and later ones. Of the restored
+        # step they have summaries that hold: they were written before its checkpoint.
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), self._step + 1)
 
     def before_run(self, run_context: tf.train.SessionRunContext
@@ -217,7 +216,7 @@ class SummaryHook(tf.train.SessionRunHook):
         self._writer.flush()
 
 
-def _noise_scale(built: typing.Any) -> typing.Optional[tf.Tensor]:
+def _noise_scale(built: BuiltTowers) -> typing.Optional[tf.Tensor]:
     """The gradient noise scale of a build: above this number of examples in a batch, more examples
     help little.
 
