@@ -130,12 +130,13 @@ class CheckpointHook(tf.train.SessionRunHook):
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
         """Saves if the run has come to a step at which a checkpoint is due."""
-        # The fetched step may be the one before the update: then the run is at the next one. If a
-        # checkpoint is due at the true step, it is due at the next one, too.
+        # The step was fetched together with the update, which may have come after the fetch: the
+        # run is at the fetched step or at the next one. The later of the two is asked first, since
+        # it is due whenever the earlier one is. Only then the true step is read, which costs
+        # another `session.run`.
         latest_possible_step = int(run_values.results) + 1
         if not self._is_time(latest_possible_step):
             return
-        # It is read only now, since that costs another `session.run`.
         step = int(run_context.session.run(self._global_step))
         if self._is_time(step) and self._save(run_context.session, step):
             run_context.request_stop()
@@ -207,6 +208,8 @@ class CheckpointHook(tf.train.SessionRunHook):
     def _earlier_checkpoints(self, step: int) -> typing.List[str]:
         """The prefixes of the checkpoints that the directory's state file lists, the newest last.
 
+        Without a state file it is the only checkpoint of the directory, if there is one.
+
         Raises:
           CheckpointError: the state file is damaged, or lists a later step than `step`, from which
             the session starts.
@@ -220,12 +223,12 @@ class CheckpointHook(tf.train.SessionRunHook):
                 % (os.path.join(self._directory, STATE_FILE), fault))
         if newest is None:
             return []
-        newest_step = step_of(newest) or 0  # 0 where it is not known
-        if newest_step > step:
+        newest_step = step_of(newest)
+        if newest_step is not None and newest_step > step:
             raise CheckpointError(
                 'the newest checkpoint in %s is of step %d, but the session starts from step %d: '
                 'it was not restored. Nothing was written. Restore it (towers.newest_checkpoint '
                 'finds it), or give another directory.' % (self._directory, newest_step, step))
-        # The newest one may be in another place of the list; without a state file there is no list.
+        # The state file names the newest one by itself, and need not list it last.
         listed = state_checkpoints(self._directory, on_disk)
         return [prefix for prefix in listed if prefix != newest] + [newest]

@@ -84,26 +84,35 @@ class EvaluationHook(tf.train.SessionRunHook):
             self._evaluation.check_examples(session)
         if self._stop_at is None:
             return
-        # The run that saved this step has evaluated it before. If it stopped since `stop_at` was
-        # reached, this run stops, too: the same evaluation, once more, tells.
+        # The run that saved this step may have stopped, as the metric had reached `stop_at`: then
+        # this run has to stop, too. It evaluates the step once more to find that out. A step at
+        # which no evaluation was due cannot have stopped that run.
         was_evaluated = self._step > 0 and self._step % self._every_steps == 0
         if not was_evaluated:
             return
-        reaches_stop = self._evaluate(session, listeners=())  # which had these results before
+        # The run before has given these results to its listeners.
+        reaches_stop = self._evaluate(session, listeners=())
         if reaches_stop:
             coord.request_stop()
 
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
-        """Evaluates if the run has come to a multiple of `every_steps`."""
+        """Evaluates if the run has come to a multiple of `every_steps`.
+
+        The step is counted, as if each `session.run` made one. Only where the count is a multiple
+        of `every_steps`, the true step is read, since that costs another `session.run`.
+        """
         self._step += 1
-        if self._every_steps is None or self._step % self._every_steps:
+        may_be_due = self._every_steps is not None and self._step % self._every_steps == 0
+        if not may_be_due:
             return
         self._step = int(run_context.session.run(self._global_step))
         num_due = self._step // self._every_steps
         num_due_before = self._due_step // self._every_steps
-        if num_due <= num_due_before:
-            return  # several runs make one step, so the counted step was ahead of the true one
+        # Not so where several runs make one step: then the count was ahead of the true step.
+        is_due = num_due > num_due_before
+        if not is_due:
+            return
         self._due_step = self._step
         if self._evaluate(run_context.session, self._listeners):
             run_context.request_stop()

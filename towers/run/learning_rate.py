@@ -104,10 +104,11 @@ class LearningRate(object):
         self.base = float(base)
         self.num_towers = int(num_towers)
         self.rule = rule
-        # The rate at the beginning of the warm-up. From the base rate to itself there is no ramp.
-        self._start = self.base
-        if self.peak == self.base:
-            self._start = 0.
+        # The rate at the beginning of the warm-up: `start` of the formula.
+        self._start = 0.
+        has_changed_rate = self.peak != self.base
+        if has_changed_rate:
+            self._start = self.base
         check_count('warmup_examples', warmup_examples, 0)
         self._warmup_examples = int(warmup_examples)
         check_choice('decay', decay, DECAYS)

@@ -75,9 +75,11 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self._coordinator = coord
         if self._former:
             return  # installed already: `MonitoredSession` has lost a session, and made another
-        # The hook that handles SIGTERM, if it is one. The hooks of a session get one coordinator.
-        other = getattr(signal.getsignal(signal.SIGTERM), '__self__', None)
-        if isinstance(other, StopOnSignalHook) and other._coordinator is coord:
+        # Another such hook is found as the owner of the method that handles SIGTERM. It is of this
+        # session if it has the same coordinator, of which each session has one.
+        handler = signal.getsignal(signal.SIGTERM)
+        owner = getattr(handler, '__self__', None)
+        if isinstance(owner, StopOnSignalHook) and owner._coordinator is coord:
             raise InvalidArgumentError('the session has two StopOnSignalHooks, and each would put '
                                        'back what it found: give one.')
         if threading.current_thread() is not threading.main_thread():

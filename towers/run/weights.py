@@ -133,8 +133,9 @@ def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
     where the checkpoint has these.
 
     It is for a graph that evaluates or exports, and makes no averages itself. In a graph with
-    `WeightAverages` a weight and its average both have the average's name in the checkpoint, and
-    the dict has only the later of the two: in `tf.global_variables()` that is the average.
+    `WeightAverages` there are a weight `w` and its average, and both would be restored from
+    `w/ExponentialMovingAverage`. The dict then has the later one of `variables` under that name: in
+    `tf.global_variables()` that is the average.
 
     Args:
       checkpoint: the prefix of the checkpoint.
@@ -152,7 +153,7 @@ def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
         name_of_average = name + _AVERAGE
         if name_of_average in names_saved:
             name = name_of_average
-        # A variable that is an average itself keeps its own name, and that ends so, too.
+        # The name ends so for a weight with an average, and for a variable that is an average.
         if name.endswith(_AVERAGE):
             num_averages += 1
         names[name] = variable
