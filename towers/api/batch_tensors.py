@@ -43,8 +43,8 @@ class BatchTensors:
         """
         self._towers = tower_set
         self._model = tower_set.request.call.model  # `FinishedModel`
-        # Tower 0 is an import of the operations of the program. Its type has None, too, for a model
-        # function.
+        # Tower 0 is an import of the program's operations. The type of `imported` also has None,
+        # which it is for a model function.
         self._imported = typing.cast(Imported, tower_set.recorded.imported)
         # The batch's value of each tensor that was asked for, by the tensor's name.
         self._values = self._model.values_of_outputs(outputs)
@@ -122,8 +122,8 @@ class BatchTensors:
         if value.op.name in recorded.proven.analysis.analysed:
             return recorded.proven
         analysis = analyse(recorded.operations + imported, self._towers.batch.inputs[0], [value])
-        # The analysis is for a batch of any size. A graph of a static batch takes no other one: the
-        # analysis of the graph as built then tells where the examples are in it.
+        # `analysis` is for a batch of any size. A graph of a static batch may hold the batch's size
+        # in constants, and take no other batch: then `as_built` tells where its examples are.
         return recorded.proven._replace(analysis=analysis.as_built or analysis)
 
     def _why_not(self, original: tf.Tensor, analysis: Analysis, import_index: int) -> str:
@@ -151,7 +151,7 @@ class BatchTensors:
         """Whether every tower computes an operation of the program.
 
         The copies leave out what only tower 0 needs, such as updates that only tower 0 runs. An
-        `Exit`, which hands a result out of a loop (v1), counts as there if the loop computes the
+        `Exit`, which hands a result out of a loop (v1), counts as computed if the loop computes the
         result: `_copied` makes an `Exit` that a copy leaves out.
         """
         if op.name not in self._imported.operations:
@@ -180,7 +180,7 @@ class BatchTensors:
             for taken in op.inputs:
                 if taken.op.name not in names_of_missing:
                     substitutes[taken.name] = self._copied(index, taken)
-        # They are computed from the tower's results, which the last stage has in most models.
+        # The missing operations take the tower's results, which the last stage has in most models.
         last_stage = stages_of(self._towers.towers[index].device)[-1]
         part = self._towers.request.split.parts[index]
         scope = '%s/of_program_%d/' % (part.scope, import_index)  # a full name
@@ -188,7 +188,8 @@ class BatchTensors:
             return import_again(missing, substitutes, scope).tensor(tensor)
 
     def _copied(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor that tower `index` has for one of the program; itself, if towers share it."""
+        """The tensor that tower `index` has for a tensor of the program; the program's tensor
+        itself, if the towers share it."""
         in_tower_0 = self._imported.tensor(tensor)
         is_shared = in_tower_0 is tensor  # the import has left the program's own tensor in place
         if index == 0 or is_shared:
@@ -204,8 +205,8 @@ class BatchTensors:
     def _exit(self, in_loop: tf.Tensor) -> tf.Tensor:
         """The tensor by which a copy of a loop (v1) hands out a result; it is made once.
 
-        `tf.while_loop` makes an `Exit` for each loop variable; a copy has those that its tower
-        needs.
+        `tf.while_loop` makes an `Exit` for each loop variable; a copy of the loop has only the
+        `Exit`s that its tower needs.
 
         Args:
           in_loop: the result in the copy of the loop, an output of a `Switch`.
@@ -250,7 +251,8 @@ class BatchTensors:
         """Refuses a sum over the examples of a model for a batch of static size.
 
         The sum times 1/32, say, is the mean over a batch of 32. The towers' values of a mean are
-        averaged, those of a sum are added up, and the graph does not tell which of them it is.
+        averaged, the towers' values of a sum are added up, and the graph does not tell whether the
+        tensor is a mean or a sum.
 
         Args:
           tensor: the tensor of the program that is asked for.
@@ -271,8 +273,8 @@ def _has_copy(copy_of: typing.Callable, in_tower_0: typing.Any) -> bool:
     """Whether a copy of tower 0 has a tensor or an operation.
 
     Args:
-      copy_of: the function from what tower 0 has to what the copy has; it gives what the copy lacks
-        as it is.
+      copy_of: the function from a tensor or an operation of tower 0 to the copy's. For one that the
+        copy lacks it returns its argument.
       in_tower_0: the tensor or operation of tower 0.
     """
     return copy_of(in_tower_0) is not in_tower_0

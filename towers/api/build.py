@@ -74,7 +74,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         `finished_model`.
       inputs: the batch: a nest of tensors [n, …], dense or sparse, of any dtype; or `Shards`, a
         batch that is cut already; or the result of `staged`, whose shards are on the towers'
-        devices before a step begins. Of a finished model: the tensors of its graph at which the
+        devices before a step begins. For a finished model: the tensors of its graph at which the
         batch enters, such as its placeholders, which are fed as before; or a dict from these to
         the tensors of the batch that take their places. `BatchAxis` names a tensor whose examples
         are along another dimension than the first.
@@ -82,8 +82,8 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         an optimizer with the variables to train and a function of their gradients. Or a dict of
         either by name, for a model function whose `loss` is a dict of losses by these names (a
         GAN's `{'discriminator': …, 'generator': …}`): see `BuiltTowers.train_ops`.
-      devices: None, a count, or names, as `resolve_devices` takes them; or its result, for devices
-        that are not on this machine.
+      devices: None, a count, or names, as `resolve_devices` takes them; or the result of
+        `resolve_devices`, for devices that are not on this machine.
       reduction: `'sum'` or `'mean'`, as above.
       remainder: treatment of a batch that does not divide: `'error'`, `'weight'` (uneven shards,
         weighted by their size), or `'drop'`; see `split_batch`.
@@ -95,12 +95,12 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         layers that were called), unless the model's loss is already computed from it. Every tower
         computes it, and it counts once, since the towers' weights add up.
       update_ops: the towers whose batch-norm updates run with the train op: `'first'`, `'all'` or
-        `'none'`. With `'all'` one tower's come after the other's, as N steps of one device; with
-        micro-batches each one's, as N steps for each.
-        `UPDATE_OPS` from before the towers, of no other build, run with it, too, except with
-        `'none'`. The same holds for writes in the forward pass itself
-        (`updates_collections=None`), see `inline_updates`. Each tower has its own local variables
-        if the forward pass writes them, see `ownership`.
+        `'none'`. With `'all'` one tower's updates come after the other's, as in N steps of one
+        device; with micro-batches, one micro-batch's come after the other's, as in N steps for each
+        micro-batch. `UPDATE_OPS` from before the towers, unless they belong to another build, also
+        run with the train op, except with `'none'`. The same holds for writes in the forward pass
+        itself (`updates_collections=None`), see `inline_updates`. Each tower has its own local
+        variables if the forward pass writes them, see `ownership`.
       batch_norm: `'shard'`: batch norm uses the statistics of each tower's shard; `'sync'`: the
         statistics of the whole batch, as on one device, see `sync_batch_norm`.
       variables: `VariablePlacement`: the devices of the variables, and how replicas stay equal.
@@ -138,7 +138,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
     graph = tf.get_default_graph()
     check_not_nested(graph)
     finished = None
-    # The updates of a finished model are in the graph before the build, and yet the towers' own.
+    # The updates of a finished model are in the graph before the build, but belong to the towers.
     updates_of_finished: typing.Sequence = ()
     if request.call.is_finished:
         entries = entries_of(inputs)
@@ -170,7 +170,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         update = update_variables(tower_set, outputs, combined, exchange, collections_before)
     plan = describe(tower_set, update, len(collections_before.updates),
                     waits=tower_set.waits + metric_waits + update.waits)
-    batch_tensors = None  # of a model function there are no tensors before the build
+    batch_tensors = None  # a model function has no tensors before the build
     if finished is not None:
         plan = plan._replace(lines=plan.lines + finished.plan_lines())
         batch_tensors = BatchTensors(tower_set, outputs)
@@ -311,13 +311,13 @@ def _scaled_losses(request: Request) -> typing.Optional[ScaledLosses]:
 
 
 class _MergedOutputs(typing.NamedTuple):
-    """The outputs of all towers as those of one device."""
+    """The outputs of all towers, merged into outputs of the whole batch, as one device has them."""
     outputs: ModelOutput
-    waits: typing.List[Wait]  # what waits for what, so that the towers count metrics in turn
+    waits: typing.List[Wait]  # the control edges by which the towers count metrics in turn
 
 
 def merge_outputs(tower_set: TowerSet) -> _MergedOutputs:
-    """Merges losses, predictions and metrics of the towers into those of the batch.
+    """Merges the losses, predictions and metrics of the towers into the batch's.
 
     Counters of metrics, which all towers share, are made to count one tower after the other.
 
@@ -359,7 +359,7 @@ def combine_towers(tower_set: TowerSet) -> typing.Any:
     gradients = [tower.gradients for tower in towers]
     if request.split.accumulate > 1:
         gradients = add_up_micro_batches(towers, request.split.accumulate, request.memory.schedule)
-    # With respect to the shards themselves: they go on to the variables upstream of the inputs.
+    # Gradients with respect to the shards: they go on to the variables upstream of the inputs.
     gradients_of_shards = [tower.of_shard for tower in towers]
     combined = []
     for objective in objectives:
@@ -384,14 +384,14 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
     objectives = request.training.objectives
     pairs_of_towers = [objectives.entry_of(objective, each) for each in gradients]
     shard_gradients = [objectives.entry_of(objective, each) for each in gradients_of_shards]
-    # A variable upstream of the inputs gets one gradient, from all shards. It is added to those of
-    # the towers, as if it were another tower's: the model may read the variable, too.
+    # A variable upstream of the inputs gets one gradient, from all shards. It is added to the
+    # towers' gradients as if it were another tower's, since the model itself may read the variable.
     pairs_upstream = tower_set.gradients.upstream.gradients(
         shard_gradients, tower_set.batch.sizes, tower_set.roles.trained[objective.name])
     with tf.name_scope('combine_gradients'), naming_loss(objective.name):
         if request.placement.has_replicas:
             return all_reduce(pairs_of_towers, pairs_upstream, request.devices)
-        # This build would not update replicas that an earlier one has made of the variables.
+        # This build would not update replicas that an earlier build has made of the variables.
         check_no_replicas(tower_set.roles.trainable)
         return Combined(combine(pairs_of_towers + pairs_upstream))
 
@@ -416,7 +416,7 @@ def combine_machines(tower_set: TowerSet, combined: Combined,
         exchange = tower_set.step.combine(combined.gradients, loss, values=tower_set.exchanged)
     gradients_on_towers: typing.Optional[typing.Dict[str, list]] = None
     if request.placement.has_replicas:
-        # Every replica gets the same gradient, the one over all machines.
+        # Every replica gets the same gradient: the gradient over all machines.
         gradients_on_towers = {}
         for gradient, variable in exchange.gradients:
             gradients_on_towers[variable.op.name] = [gradient] * len(request.devices)

@@ -39,7 +39,7 @@ class PlannedTower(typing.NamedTuple):
     owns: typing.List[str]
 
 
-# Of a screen, in columns: all of it; what is before the text of a line; names of a tower's devices.
+# Widths in columns: of the screen; of what is before a line's text; of names of a tower's devices.
 _WIDTH = 100
 _WIDTH_OF_LABELS = 19
 _WIDTH_OF_DEVICES = 45
@@ -126,7 +126,7 @@ class Plan(typing.NamedTuple):
     def __str__(self):
         """The text of a screen: the towers, and below them the lines."""
         header, *rows = self._table()
-        if len(rows) > _MOST_ROWS:  # then the first ones and the last one
+        if len(rows) > _MOST_ROWS:  # then the first rows and the last row
             rows = rows[:_MOST_ROWS - 2] + ['  ...', rows[-1]]
         printed = [self._batch(), header] + rows
         for label, text in self.lines:
@@ -229,8 +229,8 @@ class BuiltTowers(typing.NamedTuple):
         would compute it from the weights before the update. With several losses a dict of scalars
         by name; `gradients` is a dict of lists then.
       predictions: nest like the model function's, or None: tensors with the examples of the batch
-        along the dimension that has the shard's; of a mean over the shard the batch's mean, of a
-        sum the sum.
+        along the dimension that has the shard's examples; for a mean over the shard the mean over
+        the batch, for a sum the sum.
       metrics: dict by the names of the model function's metrics, each over all towers: a scalar, or
         a pair of value and update for one of `tf.metrics`.
       gradients: list of `(gradient, variable)` that the optimizer applies, combined and
@@ -255,7 +255,7 @@ class BuiltTowers(typing.NamedTuple):
         `session.run` would race: use `train_op`. Each makes only its loss's computations, and
         counts as one step. A batch-norm update runs with the train op of each loss that is computed
         from its layer.
-      machines: the `Machines` of a cluster, with the gradients over them; None without.
+      machines: the `Machines` of a cluster, with the gradients over them; None without a cluster.
       own_state: list of the state variables of all towers, by variable and then by tower.
         `tf.variables_initializer(built.own_state)` resets all of them; the initializer of the
         model's variable resets the first tower's alone.
@@ -298,13 +298,13 @@ class BuiltTowers(typing.NamedTuple):
         `session.run([built.train_op, built.of(model.accuracy)])` does not.
 
         Args:
-          tensor: any tensor of the program. Of a loss, a prediction or a metric that was given to
-            `build_towers` the value is the one of `built`; a tensor that does not depend on the
-            batch is returned itself. Of an input that was given as `{x: batch}` it is `batch`; of a
-            summary, one of the batch's values. Any other tensor is computed in each tower, from the
-            results that the step has there. The towers' values are merged like those of a
-            prediction, by what is proven of the tensor: rows of examples are joined, a mean is
-            averaged, a sum is added up.
+          tensor: any tensor of the program. For a loss, a prediction or a metric that was given to
+            `build_towers`, the value is the tensor in `built`. For an input that was given as
+            `{x: batch}`, it is `batch`; for a summary, a summary of the batch's values. A tensor
+            that does not depend on the batch is returned itself. Any other tensor is computed in
+            each tower, from the results that the step has there. The towers' values are merged like
+            the values of a prediction, by what is proven of the tensor: rows of examples are
+            joined, a mean is averaged, a sum is added up.
 
         Returns:
           A tensor of the shape of `tensor`, for the batch.
@@ -325,9 +325,9 @@ class BuiltTowers(typing.NamedTuple):
     def updates_here(self) -> bool:
         """Whether this process updates the variables, a bool.
 
-        False in the workers of synchronous parameter servers but for the chief. Operations that a
+        False in every worker of synchronous parameter servers except the chief. Operations that a
         program runs after `train_op`, such as moving averages of the weights, are for the process
-        that updates them.
+        that updates the weights.
         """
         return self.machines is None or self.machines.updates_here
 
@@ -344,7 +344,7 @@ def check_same_graph(name: str, built: BuiltTowers) -> None:
       name: the argument in which the build was given.
       built: the build.
     """
-    # The graph of a build is that of its variables. A build without any is not refused here.
+    # The graph of a build is the graph of its variables. A build without variables is not refused.
     graphs = {variable.graph for variable in built.variables}
     if graphs and tf.get_default_graph() not in graphs:
         raise InvalidArgumentError('%s=%r belongs to another graph than the default one: build '

@@ -87,7 +87,7 @@ def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVar
             calls.append(_completed(recorded, index, request, batch, common))
     towers = [call.differentiated.tower for call in calls]
     exchanged = exchange_values(towers, request, batch, common.step)
-    # All calls use the same variables: update and plan go by the first one's roles and losses.
+    # All calls use the same variables: update and plan go by the first call's roles and losses.
     first = calls[0]
     waits = order_writes(request, towers, first.roles)
     return TowerSet(
@@ -118,8 +118,8 @@ def _completed(recorded: Recorded, index: int, request: Request, batch: CutBatch
 
 
 def _record_of_all(calls: typing.Sequence[_Call]) -> Recorded:
-    """The record of the first call, with the operations of all calls, and those that give all
-    shards (`sources`): the update may use a tensor of any call."""
+    """The record of the first call, with the operations of all calls, and with the operations that
+    give the shards of all calls (`sources`): the update may use a tensor of any call."""
     operations: list = []
     sources: list = []
     for call in calls:

@@ -66,20 +66,21 @@ def checked_request(*, model: typing.Any, optimizer: typing.Any, devices: typing
     model = checked_model(model, objectives)
     if global_step is not None:
         check_step_variable(global_step)
-    # `Cluster` is of a room above this one, so that its class is not known here.
+    # `Cluster` is in a room above this room, which cannot import its class.
     if cluster is not None and not hasattr(cluster, 'check_build'):
         raise InvalidArgumentError(
             'cluster=%.80r: expected a towers.Cluster, or None.' % (cluster,))
     call = _checked_call(model, copies, reuse)
 
-    # One of the two is 1: `check_micro_batches` refuses both options together.
+    # One of the two numbers is 1: `check_micro_batches` refuses both options together.
     accumulate = max(memory.accumulate, pipeline.micro_batches)
     if objectives.names is not None:
         check_losses(objectives.names, accumulate, numerics, cluster)
     check_micro_batches(devices, objectives, memory, pipeline)
     placement = _checked_placement(variables.device, devices, objectives, call.earlier, cluster)
     if numerics.precision != 'float32':
-        # TensorFlow rewrites the graph for it. This raises where it has no such rewrite.
+        # TensorFlow rewrites the graph for the precision. `rewrite_field` raises an error where
+        # TensorFlow has no such rewrite.
         rewrite_field(numerics.precision, devices)
 
     request = Request(
@@ -215,11 +216,12 @@ def _split(devices: Devices, accumulate: int, shares: typing.Sequence[int], rema
     """
     name = _free_name(devices, accumulate, call)
     parts = _parts(name, devices, accumulate)
-    # Each micro-batch of a tower has the tower's share: 3, 3, 1, 1 of 3 : 1 with two of each.
+    # Each micro-batch of a tower has the tower's share: for shares 3 : 1 and two micro-batches a
+    # tower, 3, 3, 1, 1.
     shares_of_parts: typing.List[int] = []
     for share in shares:
         shares_of_parts += [share] * accumulate
-    parts_before = 0  # those of the machines with a lower rank
+    parts_before = 0  # how many parts the machines with a lower rank have
     if cluster is not None:
         parts_before = cluster.rank * len(parts)
     return BatchSplit(parts=parts, shares=tuple(shares_of_parts), remainder=remainder,
@@ -287,7 +289,8 @@ def _is_free(graph: tf.Graph, scope: str) -> bool:
 
 
 def _loss_scale(numerics: Numerics, objectives: Objectives) -> typing.Optional[LossScale]:
-    """The given `LossScale`, or the default one for fp16; None without, and in an evaluation."""
+    """The given `LossScale`. If none is given, the default `LossScale` for fp16, else None. None
+    for an evaluation."""
     if not objectives:
         return None
     if numerics.loss_scale is None and numerics.precision == 'fp16':
@@ -297,8 +300,8 @@ def _loss_scale(numerics: Numerics, objectives: Objectives) -> typing.Optional[L
 
 def _kept_results(memory: Memory, pipeline: Pipeline, placement: Placement, num_stages: int,
                   objectives: Objectives) -> KeptResults:
-    """Which results are kept for the backward pass, and in which order; the arguments are those of
-    `_cutting`, and the option with the recomputation."""
+    """Which results are kept for the backward pass, and in which order. `memory` is the option with
+    the recomputation; the other arguments are those of `_cutting`."""
     schedule = None  # without a pipeline micro-batches run one after the other
     is_pipeline = pipeline.micro_batches > 1
     if is_pipeline:
@@ -321,7 +324,8 @@ def _cutting(pipeline: Pipeline, placement: Placement, num_stages: int, objectiv
     if pipeline.stages is None:
         return None
     # The cuts are where the stages need about equal memory. In a pipeline a stage keeps the results
-    # of several micro-batches until their backward passes: the first stage of most.
+    # of several micro-batches until their backward passes, the first stage of the most. Without a
+    # pipeline each stage keeps the results of one.
     kept_by_stage = [1] * num_stages
     if pipeline.micro_batches > 1:
         kept_by_stage = []
@@ -348,7 +352,7 @@ def _check_cluster(request: Request) -> None:
         # are no fault.
         check_alone(optimizers, request.placement.leaves_servers, tf.global_variables())
     else:
-        # The first is the only one: `check_losses` refuses a cluster where losses have names.
+        # There is one objective: `check_losses` refuses a cluster where losses have names.
         request.cluster.check_build(
             objectives[0].optimizer, has_replicas=request.placement.has_replicas,
             scales_loss=request.numerics.loss_scale is not None)

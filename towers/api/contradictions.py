@@ -23,8 +23,8 @@ def check_losses(names: typing.List[str], accumulate: int, numerics: Numerics,
       numerics: the option that has the loss scale and the precision.
       cluster: `Cluster` or None.
     """
-    # A build has one loss scale. It rises and falls by whether the gradients of a step are finite,
-    # and with several losses a step may be that of one of them alone.
+    # A build has one loss scale, which rises and falls by whether the gradients of a step are
+    # finite. With several losses, a step may train by one loss alone.
     if numerics.loss_scale is not None:
         raise _needs_one_loss(names, 'a loss scale (loss_scale=)',
                            "pass precision='bf16' or 'float32', and no loss_scale")
@@ -46,7 +46,8 @@ def _needs_one_loss(names: typing.List[str], option: str, reason: str) -> Invali
     Args:
       names: the names of the losses; there may be only one.
       option: the option, in words.
-      reason: why the option needs one loss, or what to do; it is said if there are several losses.
+      reason: why the option needs one loss, or what to do; the error has it if there are several
+        losses.
     """
     if len(names) == 1:
         return InvalidArgumentError(
@@ -134,7 +135,7 @@ def check_together(request: Request) -> None:
             "copies='reuse' goes with neither VariablePlacement('replicated') nor stages=: pass "
             "copies='clone'.")
     _check_own_minimize(request)
-    why_towers_exchange_nothing = request.no_batch_values  # None where they can
+    why_towers_exchange_nothing = request.no_batch_values  # None where they can exchange values
     if training.batch_norm == 'sync' and why_towers_exchange_nothing is not None:
         raise InvalidArgumentError("batch_norm='sync': %s." % why_towers_exchange_nothing)
 
@@ -145,7 +146,7 @@ def _check_finished(call: ModelCall) -> None:
         raise InvalidArgumentError(
             "copies='reuse' calls a model function for every tower, and the model is finished: "
             "pass copies='clone'.")
-    # An earlier build may be given: its variables are this model's, too.
+    # `reuse=` may be an earlier build: the finished model has the variables of that build.
     if call.earlier is None and call.reuse is not None:
         raise InvalidArgumentError(
             'reuse=%r is for variables that a model function makes, and the model is finished: '
@@ -171,7 +172,8 @@ def _check_own_minimize(request: Request) -> None:
     """Refuses an optimizer with a `minimize` of its own together with a loss scale or replicas.
 
     Such an optimizer computes something between the gradients and their update. With these options
-    it would do so to other gradients than its own: to scaled ones, or to those of each replica.
+    it would get other gradients for this than it expects: scaled gradients, or the gradients of
+    each replica.
     """
     if request.numerics.loss_scale is not None:
         changes = 'loss scale'

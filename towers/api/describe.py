@@ -4,9 +4,9 @@ A line is a label and its text; a line whose text is None or empty is left out o
 lines about gradients and optimizers are in `training_lines`, the line `one device` in
 `equality_line`. The test of all three is tests/api/test_plan.py.
 
-Words of other modules used here: `OWN` is the role of a variable of which each tower has, and
-writes, its own; a placement *of an earlier build* leaves the variables where that build has put
-them; a repeatable optimizer makes the same update on every tower from the same gradient.
+Words of other modules used here: `OWN` is the role of a variable that each tower has, and writes,
+for itself; a placement *of an earlier build* leaves the variables where that build has put them; a
+repeatable optimizer makes the same update on every tower from the same gradient.
 """
 
 import typing
@@ -44,7 +44,7 @@ def describe(tower_set: TowerSet, update: Update, num_updates_before: int,
       tower_set: the towers.
       update: the update of the shared variables.
       num_updates_before: how many `UPDATE_OPS` the graph had before the build.
-      waits: what waits for what, by all passes of the build.
+      waits: the waits that all passes of the build have added.
     """
     request = tower_set.request
     variables = _variables_of_model(tower_set.recorded)
@@ -66,7 +66,7 @@ def describe(tower_set: TowerSet, update: Update, num_updates_before: int,
                       % briefly(initialized_from_shard)))
     lines.append(('no gradient', briefly(without_gradient)))
 
-    static_batch_size = None  # a tensor is not static
+    static_batch_size = None  # for a batch of any size, whose `batch_size` is a tensor
     if isinstance(tower_set.batch.batch_size, int):
         static_batch_size = tower_set.batch.batch_size
     return Plan(
@@ -82,7 +82,7 @@ def describe(tower_set: TowerSet, update: Update, num_updates_before: int,
 
 
 def _variables_of_model(recorded: Recorded) -> typing.List[tf.Variable]:
-    """The variables of the model. Local variables, such as the counters of metrics, are none."""
+    """The variables of the model, without local variables, such as the counters of metrics."""
     local_names = operation_names(tf.local_variables())
     return [variable for variable in recorded.variables if variable.op.name not in local_names]
 
@@ -116,7 +116,7 @@ def _lines_of_model(tower_set: TowerSet, num_updates_before: int) -> Lines:
 
 def _variable_roles(tower_set: TowerSet,
                     without_gradient: typing.Container[str]) -> typing.List[VariableRole]:
-    """The role of each variable: who writes it, and why. Those that nothing writes are at the end.
+    """The role of each variable: who writes it, and why. Variables that nothing writes are last.
 
     Args:
       tower_set: the towers.
@@ -151,7 +151,7 @@ def _rows(tower_set: TowerSet) -> typing.List[PlannedTower]:
         runs_updates = update_ops == 'all' or (update_ops == 'first' and first.index == 0)
         owns = []
         if first.updates and runs_updates:
-            owns.append('batch-norm updates')  # the plan calls all update ops of a tower so
+            owns.append('batch-norm updates')  # the plan's words for all update ops of a tower
         rows.append(PlannedTower(first.index, first.device, examples, owns))
     return rows
 
@@ -169,11 +169,11 @@ def _lines_of_variables(variables: typing.List[tf.Variable], tower_set: TowerSet
     """
     request = tower_set.request
     trains = bool(request.training.objectives)
-    if trains:  # those that this build trains: an `Objective` may leave some out
+    if trains:  # the variables that this build trains: an `Objective` may leave some out
         num_trainable = len(tower_set.roles.trainable)
     else:
         num_trainable = len(operation_names(tf.trainable_variables()) & operation_names(variables))
-    # A variable without a static shape counts as of no parameter.
+    # A variable without a static shape counts as 0 parameters.
     num_parameters = sum(variable.get_shape().num_elements() or 0 for variable in variables)
     num_bytes = sum(map(bytes_of, variables))
     placed = _placed(request, tower_set.recorded)
@@ -212,7 +212,7 @@ def _placed(request: Request, recorded: Recorded) -> str:
     if has_parameter_servers:
         return 'the parameter servers, by size, once there is a session'
     if request.placement.is_of_earlier_build:
-        return request.placement.describe()  # that build's: it says where all variables are
+        return request.placement.describe()  # the earlier build's says where all variables are
     made = operation_names(recorded.created)
     from_before = [variable for variable in recorded.variables if variable.op.name not in made]
     texts = _devices_from_before(from_before)
@@ -307,7 +307,7 @@ def _batch_norm(tower_set: TowerSet, num_updates_before: int) -> str:
         do_they_run = 'do not run either' if update_ops == 'none' else 'too'
         text += ', %d from before the towers %s' % (num_updates_before, do_they_run)
     if update_ops == 'first':
-        # Every tower counts its own examples: not only tower 0 runs these updates.
+        # Every tower counts its own examples, so every tower runs the updates that count metrics.
         other_towers = tower_set.towers[1:]
         num_counting = len(updates_that_write(other_towers, metric_variables()))
         if num_counting:
@@ -319,7 +319,7 @@ def _updates_of_towers(tower_set: TowerSet) -> str:
     """The text about the update ops of the model: how many, and of which towers they run."""
     request = tower_set.request
     num_updates = len(tower_set.towers[0].updates)
-    if num_updates == 0:  # then no other tower has any: it is a copy, or made by the same function
+    if num_updates == 0:  # nor has another tower: it is a copy, or of the same function
         return 'no update ops'
     if request.training.update_ops == 'none':
         return "nobody's %d update ops run" % num_updates

@@ -2,14 +2,15 @@
 
 The proof of the forward pass (`towers/proof/`) says where the examples are in each tensor. This
 module asks it about the losses: whether their sum over the towers, each times its weight, is the
-loss of the whole batch. Its test is tests/api/test_plan.py; those of the verdicts are in
+loss of the whole batch. Its test is tests/api/test_plan.py; the tests of the verdicts are in
 tests/proof/test_verdict.py.
 
 Words of other modules used here: `FIRST` is the role of a variable that tower 0 writes for all
-towers, `OWN` that of a variable of which each tower has, and writes, its own (`roles/ownership`). A
-`Write` is an operation with the names of the variables that it writes; `Writers` are the writes of
-some variables, {name of a variable: operations}. A `Question` is what the proof has to know of a
-build beside the forward pass, such as the writers of what the loss reads (`proof/verdict`).
+towers; `OWN` is the role of a variable that each tower has, and writes, for itself
+(`roles/ownership`). A `Write` is an operation with the names of the variables that it writes;
+`Writers` are the writes of some variables, {name of a variable: operations}. A `Question` is what
+the proof has to know of a build beside the forward pass, such as the writers of the variables that
+the loss reads (`proof/verdict`).
 """
 
 import collections
@@ -46,7 +47,7 @@ def equality_line(tower_set: TowerSet, update: Update) -> typing.Optional[str]:
     has_names = isinstance(recorded.output.loss, dict)
     texts = []
     for name_of_loss, loss in with_parts('loss', recorded.output.loss):
-        # The loss that is differentiated is the sum of the model's and of the registered losses.
+        # The loss that is differentiated is the model's loss plus the registered losses.
         losses = [loss] + tower_set.losses.added
         writers_for_loss = _writers_read_by(losses, writes)
         question_of_loss = _with_writers(
@@ -62,23 +63,23 @@ def equality_line(tower_set: TowerSet, update: Update) -> typing.Optional[str]:
 
 def _with_writers(question: Question, writers_for_loss: Writers, writers_for_update: Writers,
                   tower_set: TowerSet) -> Question:
-    """The question about one loss: with the writers of the variables that it, or the update, reads,
-    in groups by who writes the variable.
+    """The question about one loss: with the writers of the variables that the loss or the update
+    reads, in groups by who writes the variable.
 
-    It is asked only about variables that may hold what one tower has computed from its examples.
-    Others are left out: a count of the examples, to which every tower adds in its turn, is after a
-    step what it is on one device.
+    The question is only about variables that may hold what one tower has computed from its
+    examples. Other variables are left out: a count of the examples, to which every tower adds in
+    its turn, has after a step the value that it has on one device.
 
     Args:
       question: what is asked about every loss.
       writers_for_loss: the writers of the variables that the loss is computed from.
-      writers_for_update: those of the variables that the update reads beside the gradients.
+      writers_for_update: the writers of the variables that the update reads beside the gradients.
       tower_set: the towers.
     """
     roles = tower_set.roles
     writers_of_first = _with_role(FIRST, writers_for_loss, roles)
     if tower_set.request.training.update_ops == 'all':
-        # Every tower writes the variables that would else be tower 0's alone.
+        # Every tower writes the variables that otherwise tower 0 alone writes.
         question = question._replace(writers_in_turn=writers_of_first)
     else:
         question = question._replace(writers_by_tower_0=writers_of_first)
@@ -91,9 +92,9 @@ def _with_writers(question: Question, writers_for_loss: Writers, writers_for_upd
 def _read_in_any_order(writers_for_loss: Writers, tower_set: TowerSet) -> typing.List[str]:
     """The names of the reference variables whose memory a gradient reads and an update op writes.
 
-    A program runs its update ops before its gradients, or after them, or says nothing. In the
-    towers the reads come first. Of a resource variable a gradient takes the value that the forward
-    pass has read, in any case.
+    A program runs its update ops before its gradients, or after them, or in no fixed order. In the
+    towers the gradients' reads come first. For a resource variable the order does not matter: a
+    gradient takes the value that the forward pass has read.
 
     Args:
       writers_for_loss: the writers of the variables that the loss is computed from.
@@ -109,7 +110,7 @@ def _read_in_any_order(writers_for_loss: Writers, tower_set: TowerSet) -> typing
         variable = graph.get_operation_by_name(name)
         if variable.type not in REFERENCE_VARIABLES:
             continue
-        # A write that the loss and the predictions do not need is one of an update op.
+        # A write that the loss and the predictions do not need is the write of an update op.
         writing_update_ops = names_of(operations) - forward
         reads_of_gradient = names_of(finder.readers(variable)) & backward
         if writing_update_ops and reads_of_gradient:
@@ -119,10 +120,10 @@ def _read_in_any_order(writers_for_loss: Writers, tower_set: TowerSet) -> typing
 
 def _for_update_alone(writers_for_update: Writers, writers_for_loss: Writers,
                       roles: Roles) -> Writers:
-    """The writers of the variables that the update reads and the loss does not: those of the
-    variables that may hold what one tower has computed from its examples.
+    """The writers of the variables that the update reads and the loss does not read, and that may
+    hold what one tower has computed from its examples.
 
-    A variable that the loss reads, too, is named as one of the loss.
+    A variable that both read is among the loss's variables already.
     """
     writers = collections.OrderedDict()
     for name, operations in writers_for_update.items():
@@ -136,7 +137,7 @@ def _question(tower_set: TowerSet) -> Question:
     """What the proof is asked about every loss of this build; `equality_line` adds the
     writers, which differ from loss to loss."""
     accumulate = tower_set.request.split.accumulate
-    if len(tower_set.towers) == 1:  # on each of several machines
+    if len(tower_set.towers) == 1:  # one tower on each of several machines
         name_of_part = 'machine'
     elif accumulate == 1:
         name_of_part = 'tower'
@@ -152,8 +153,8 @@ def _adds_shards(tower_set: TowerSet) -> bool:
     request = tower_set.request
     if losses_are_sums(request):
         return True
-    # With 'sum' the weights add up to the number of towers, N: of two equal shards each has 1; of
-    # shards of 3 and 1 examples, 1.5 and 0.5; of two micro-batches a tower, 1/2.
+    # With 'sum' the weights add up to the number of towers, N. Two equal shards have the weights 1
+    # and 1; shards of 3 and 1 examples 1.5 and 0.5. With two micro-batches a tower, each has 1/2.
     adds_up_to_towers = request.training.reduction == 'sum'
     has_shard_a_tower = request.split.accumulate == 1
     return (adds_up_to_towers and has_shard_a_tower and tower_set.batch.is_even
@@ -179,25 +180,26 @@ def _writes_of_step(tower_set: TowerSet) -> typing.List[Write]:
     has_train_op = bool(request.training.objectives)  # with which the update ops run
     forward = names_of(graph_walk.step_operations(fetches_of(recorded.output)))
     updates = names_of(graph_walk.step_operations(recorded.updates))
-    # What the proof has analysed is the forward pass as the model function made it. `ownership` has
-    # taken writes out of it since, which the step runs as updates.
+    # The proof has analysed the forward pass as the model function made it. Since then `ownership`
+    # has taken writes out of the forward pass, which the step runs as updates.
     run = forward | updates | recorded.proven.analysis.analysed
     if no_updates or not has_train_op:
         run -= updates - forward
-    if no_updates:  # then tower 0, too, leaves out its inline updates
+    if no_updates:  # then tower 0, as every tower, leaves out its inline updates
         run -= tower_set.roles.inline_updates.left_out
     return writes_by(writes_of(recorded), run)
 
 
 def _read_by_update(update: Update) -> typing.List[tf.Tensor]:
-    """What the operations that take the gradients take beside them, such as a learning rate."""
+    """The tensors that the update reads beside the gradients, such as a learning rate: other inputs
+    of the operations that take a gradient."""
     gradients: typing.List[tf.Tensor] = []
     for gradient, _ in all_pairs(update.gradients):
         if isinstance(gradient, tf.IndexedSlices):
             gradients += [gradient.values, gradient.indices]
         elif gradient is not None:
             gradients.append(gradient)
-    takers: typing.Dict[str, tf.Operation] = {}  # by name, since one may take several gradients
+    takers: typing.Dict[str, tf.Operation] = {}  # by name: an operation may take several gradients
     for gradient in gradients:
         takers.update(graph_walk.by_name(gradient.consumers()))
     gradient_names = names_of(gradients)
@@ -210,14 +212,14 @@ def _read_by_update(update: Update) -> typing.List[tf.Tensor]:
 def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write]) -> Writers:
     """The writers of the variables that losses are computed from.
 
-    A loss depends on a variable also by way of another one. Say a step sets `v` to the value of
+    A loss also depends on a variable through another variable. Say a step sets `v` to the value of
     `u`: a loss that reads `v` depends on `u` in the next step.
 
     Args:
       losses: list of scalars.
       writes: the writes of a step.
     """
-    upstream = _computed_from(losses)  # names of operations, those of variables among them
+    upstream = _computed_from(losses)  # names of operations, among them the variables' own
     writers: typing.Dict[str, typing.List[tf.Operation]] = {}
     other_writes = writes
     found = writes_to(other_writes, upstream)
@@ -225,7 +227,7 @@ def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write])
         for write in found:
             for variable in write.variables:
                 writers.setdefault(variable, []).append(write.op)
-            # The next round looks for the writers of what this write depends on.
+            # The next round looks for the writers of the variables that this write depends on.
             upstream |= _computed_from([*write.op.inputs, *_conditions_around(write.op)])
         other_writes = [write for write in other_writes if write not in found]
         found = writes_to(other_writes, upstream)
@@ -233,11 +235,12 @@ def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write])
 
 
 def _computed_from(tensors: typing.Iterable[tf.Tensor]) -> typing.Set[str]:
-    """The names of the operations that decide what tensors are: those that they are computed from,
-    and those that compute the conditions of branches (v1). `tf.cond(p, lambda: 1, lambda: 2)`
-    depends on `p`, although it takes a constant from each branch."""
+    """The names of the operations that decide the values of tensors: the operations that the
+    tensors are computed from, and the operations that compute the conditions of branches (v1).
+    `tf.cond(p, lambda: 1, lambda: 2)` depends on `p`, although it takes a constant from each
+    branch."""
     def sources(op: tf.Operation) -> typing.List[tf.Operation]:
-        """The operations that decide directly what the results of an operation are."""
+        """The operations that directly decide the results of an operation."""
         inputs = graph_walk.producers_of(op)
         if op.type not in ('Merge', 'RefMerge'):
             return inputs
@@ -258,8 +261,8 @@ def _with_role(role: str, writers: Writers, roles: Roles) -> Writers:
 
 
 def _whose_batch(request: Request) -> str:
-    """The end of the line: whether the batch is that of all machines, or, where each worker steps
-    by itself, the worker's own; empty without a cluster."""
+    """The end of the line: whether the batch is the batch of all machines, or, where each worker
+    steps by itself, the worker's own; empty without a cluster."""
     if request.cluster is None:
         return ''
     steps_alone = request.has_whole_batch  # this worker has all examples of its step
@@ -269,7 +272,7 @@ def _whose_batch(request: Request) -> str:
 
 
 def losses_are_sums(request: Request) -> bool:
-    """Whether the gradients are those of the plain sum of the towers' losses L_k.
+    """Whether the gradients are the gradients of the plain sum of the towers' losses L_k.
 
     `reduction='sum'` means this sum only for an Estimator's model function, which calls optimizers
     itself. Else it means N times the batch's mean loss:

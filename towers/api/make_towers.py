@@ -5,9 +5,9 @@ of it. `call_for_each` makes the towers of `copies='reuse'`. Its test is tests/a
 
 Words of other modules used here: `Recorded` is the forward pass of tower 0, `Differentiated` the
 tower with its forward and backward pass. `Roles` say who writes each variable; `EVERY` is the role
-of one that every tower writes in its turn, such as a count of the examples. A `Substitution` is
-what a copy reads in the place of tower 0's inputs. A *step* of a cluster is one of all workers: it
-tells which part of their examples this machine has.
+of a variable that every tower writes in its turn, such as a count of the examples. A `Substitution`
+is what a copy reads in the place of tower 0's inputs. A *step* of a cluster is a step of all
+workers; its object tells which part of their examples this machine has.
 """
 
 import contextlib
@@ -45,17 +45,18 @@ from towers.whole_batch.exchange import exchange
 
 
 class _ShardValues(typing.NamedTuple):
-    """Values of which each part of the batch has its own; tensors where they differ.
+    """Weights and factors, one for each part of the batch; tensors where they differ.
 
     Two shards of 3 and 1 examples on one machine have the weights 3/4 and 1/4. These are their loss
     factors with `reduction='mean'`; with `'sum'` they are 2 * 3/4 and 2 * 1/4.
 
     Attributes:
       weights: the weight of each part: its examples over those of the batch.
-      loss_factors: for each part, what its loss is multiplied with, so that the plain sum of all
-        parts' gradients, of those on other machines, too, is the batch's.
+      loss_factors: for each part, what its loss is multiplied with, so that the plain sum of the
+        gradients of all parts, on all machines, is the gradient of the batch.
       call_weights: for each part, what the losses are multiplied with that the model function's own
-        optimizers minimize; None for each part where it calls none, or multiplies with nothing.
+        optimizers minimize. None for each part where the model function calls no optimizer, and
+        where these losses are not multiplied.
     """
 
     weights: list
@@ -77,7 +78,7 @@ class _FirstCall(typing.NamedTuple):
     Attributes:
       recorded: the call.
       optimizer_fetches: what a step runs of the calls of optimizers in the model function; [] where
-        it calls none.
+        the model function calls no optimizer.
       slots: the variables that these optimizers have made.
     """
 
@@ -153,11 +154,11 @@ def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVari
 
 
 def _give_seeds_of_machine(first: _FirstTower, request: Request) -> None:
-    """Gives the first tower of each machine but the first one other seeds than the program's, with
-    which the first towers of all machines would draw the same numbers.
+    """Gives tower 0 of this machine seeds of its own, if this is not the first machine. With the
+    program's seeds, tower 0 would draw the same numbers on all machines.
 
-    It comes after the copies, whose seeds are computed from the program's. A tower that gets no
-    copy needs no such delay: `differentiate` has given it its seeds.
+    This comes after the copies, whose seeds are computed from the program's. A tower 0 without
+    copies needs no such delay: `differentiate` has given it its seeds.
 
     Args:
       first: tower 0 of this machine.
@@ -193,8 +194,8 @@ def begin_step(request: Request, batch: CutBatch) -> typing.Any:
 def factors_of_losses(request: Request, batch: CutBatch, weights: list, step: typing.Any) -> list:
     """For each part of the batch, what its loss is multiplied with.
 
-    The sum of the parts' gradients is then that of the batch's mean loss over all machines; with
-    `reduction='sum'` it is that times the number of towers.
+    The sum of the parts' gradients is then the gradient of the mean loss over the batch of all
+    machines; with `reduction='sum'` it is this gradient times the number of towers.
 
     Args:
       request: the checked arguments of the build.
@@ -215,9 +216,9 @@ def factors_of_losses(request: Request, batch: CutBatch, weights: list, step: ty
 
 def exchange_values(towers: typing.List[Tower], request: Request, batch: CutBatch,
                     step: typing.Any) -> typing.List[tf.Tensor]:
-    """Gives the towers the values of the whole batch, such as those of `batch_sum`.
+    """Gives the towers the values of the whole batch, such as the results of `batch_sum`.
 
-    Until then each tower computes with its shard's value in that place.
+    Until then each tower computes with its shard's value in their place.
 
     Args:
       towers: the towers.
@@ -266,15 +267,15 @@ def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
     # takes writes that become updates out of the forward pass, so it comes before `differentiate`.
     cuts = put_on_devices(recorded, request, request.split.parts[0].device)
     trained = trained_variables(request.training.objectives)
-    # `ownership` is given the function, since its room is below that of replicas.
+    # `ownership` gets this function as an argument, since its room is below the room of replicas.
     replicas_maker: typing.Optional[typing.Callable] = None
     if request.placement.has_replicas:
         replicas_maker = make_replicas
     roles = ownership(recorded, request, trained, call.optimizer_fetches, replicas_maker)
     losses = make_losses(recorded, request, index=0)
     gradients = TowerGradients(request, batch, upstream, scaled_losses, roles.trained)
-    # A step runs these besides the losses and gradients: what an Estimator's model function makes
-    # by its own optimizers, and the writes that `ownership` took out of the forward pass.
+    # Besides the losses and gradients, a step runs what an Estimator's model function makes by its
+    # own optimizers, and the writes that `ownership` took out of the forward pass.
     other_fetches = call.optimizer_fetches + roles.inline_updates.updates
     differentiated = gradients.differentiate(
         recorded, losses, index=0, scale=loss_factors[0], other_fetches=other_fetches)
@@ -315,8 +316,8 @@ def _first_call(request: Request, batch: CutBatch, call_weight: typing.Any) -> _
     context_of_call = functools.partial(optimizer_calls.call, call_weight, request.placement)
     recorded = record(request, batch, index=0, around=context_of_call)
     slots = optimizer_calls.slots()
-    # The record has each variable that the call reads as one of the model's. A Saver that the model
-    # function makes reads slots, too, and these are none of the model's.
+    # `recorded.variables` has every variable that the call reads. A Saver that the model function
+    # makes also reads the slots, which are no variables of the model.
     slot_names = operation_names(slots)
     variables = [each for each in recorded.variables if each.op.name not in slot_names]
     return _FirstCall(recorded._replace(variables=variables), optimizer_calls.fetches(), slots)
@@ -332,7 +333,7 @@ def order_writes(request: Request, towers: typing.Sequence[Tower],
       roles: the roles of the variables.
 
     Returns:
-      What waits for what.
+      The waits that were made.
     """
     check_references_in_loops(towers)
     update_ops = request.training.update_ops
@@ -344,9 +345,9 @@ def order_writes(request: Request, towers: typing.Sequence[Tower],
         if update_ops == 'all':
             return write_in_turn(towers, roles)
         return write_after_reads(towers, roles)
-    # The single tower of a model function keeps the order of the program. In two cases that does
-    # not do: workers that have copies of the variables have to write equal values; and the updates
-    # of a finished model are operations of their own, which would come before or after the reads.
+    # The single tower of a model function keeps the order of the program. In two cases this order
+    # is not enough: workers that have copies of the variables have to write equal values; and the
+    # updates of a finished model are separate operations, which may run before or after the reads.
     workers_write_alike = request.has_copies
     if workers_write_alike or request.call.is_finished:
         return write_after_reads(towers, roles)
@@ -367,13 +368,14 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.
     differentiated = first.differentiated
     roles = first.roles
     tower = differentiated.tower
-    # A copy has what is reached from the results of the tower: only updates that it is to run.
+    # A copy has what is reached from the results of the tower. So of the updates, `copied` has only
+    # those that every tower is to run.
     updates = _updates_of_every_tower(tower.updates, roles, request)
     copied = differentiated._replace(tower=tower._replace(updates=updates))
     # What tower 0 alone writes may be computed from a value of the whole batch. Every tower gives
     # its part of this value, so copies compute it, even if they need it for nothing else.
     batch_values = [op for op in differentiated.operations if is_batch_value(op)]
-    # The gradients that the model function's own optimizers have taken are of every tower, too.
+    # Every tower also has the gradients that the model function's own optimizers have taken.
     gradients_of_calls = first.call.optimizer_fetches
     copies = Copies(copied, roles.inline_updates,
                     request.split.parts_before,  # from which the seeds of a copy are computed, too
@@ -388,7 +390,7 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.
 
 def _substitution(index: int, first: _FirstTower, request: Request,
                   batch: CutBatch) -> Substitution:
-    """What a copy reads in the place of tower 0's: its own shard, weights and variables.
+    """What a copy reads in the place of tower 0's shard, weights and variables: its own.
 
     Args:
       index: the index of the copy among the parts of this machine.
@@ -399,17 +401,17 @@ def _substitution(index: int, first: _FirstTower, request: Request,
     substitutes = first.values.substitutes(index)
     for leaf_of_first, leaf in zip(leaves_of(batch.inputs[0]), leaves_of(batch.inputs[index])):
         substitutes[leaf_of_first.name] = leaf
-    # Its tower's replicas, and its own state; other variables are tower 0's.
+    # The copy reads its tower's replicas and its own state; other variables are tower 0's.
     variables = first.roles.in_copy(index, micro_batches=request.split.accumulate)
     return Substitution(index, substitutes, variables)
 
 
 def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> list:
-    """The updates among those of tower 0 that a step runs in every tower; copies get only these.
+    """The updates of tower 0 that a step runs in every tower; copies get only these updates.
 
     With `update_ops='first'` they are the updates of variables that each tower has for itself, of
-    the counters of metrics, and of variables that every tower writes in turn. All others, such as
-    those of batch norms, are tower 0's.
+    the counters of metrics, and of variables that every tower writes in turn. All other updates,
+    such as those of batch norms, run in tower 0 alone.
 
     Args:
       updates: the updates of tower 0.

@@ -136,9 +136,10 @@ class Numerics(NumericsFields):
     Attributes:
       precision: `'float32'`; or `'bf16'` or `'fp16'`, by TensorFlow's own graph rewrite. The
         session's config has to ask for it too: `use_precision(config, precision, built.devices)`.
-      loss_scale: `LossScale`; None: the default one with `'fp16'`, none with the others. With one,
-        a step in which the gradient of at least one tower is not finite changes no weight and no
-        slot, and is counted in `scaled_losses.skipped_steps`; `global_step` counts it too.
+      loss_scale: `LossScale`; None: the default `LossScale` with `'fp16'`, no loss scale with the
+        other precisions. With a loss scale, a step in which the gradient of at least one tower is
+        not finite changes no weight and no slot. `scaled_losses.skipped_steps` counts such a step,
+        and so does `global_step`.
         Batch-norm statistics follow every forward pass, also in a skipped step.
         `check_numerics` then fails a step only for its loss, or at the least scale.
       xla: whether XLA compiles each tower's forward and backward pass, see `xla`. Combination and
@@ -181,8 +182,8 @@ class Objective(_ObjectiveFields):
     ...     tf.train.AdamOptimizer(0.001), transform_gradients=clip_by_norm), 4, 'mean')
 
     Attributes:
-      optimizer: a `tf.train.Optimizer`. If it overrides `compute_gradients` or `minimize`, that is
-        called once, for the whole batch.
+      optimizer: a `tf.train.Optimizer`. If it overrides `compute_gradients` or `minimize`, that
+        method is called once, for the whole batch.
       var_list: the variables to train: a list, or a function from the list of all trainable
         variables to a list of some; None for all.
       transform_gradients: a function from the combined `(gradient, variable)` pairs to the pairs to
@@ -199,7 +200,7 @@ class Objective(_ObjectiveFields):
         if transform_gradients is not None:
             check_function('transform_gradients', transform_gradients, 1,
                            'a function from (gradient, variable) pairs to such pairs')
-        name = None  # `checked_objectives` gives one, from the dict of optimizers
+        name = None  # `checked_objectives` gives the name, from the dict of optimizers
         return super(Objective, cls).__new__(cls, optimizer, var_list, transform_gradients, name)
 
 
@@ -207,7 +208,8 @@ def checked_objectives(optimizer: typing.Any) -> Objectives:
     """The `Objectives` in `optimizer=` of `build_towers`: one for each loss; empty for None.
 
     Raises:
-      InvalidArgumentError: it is no optimizer, and no dict of optimizers by names of losses.
+      InvalidArgumentError: `optimizer` is no optimizer, and no dict of optimizers by names of
+        losses.
     """
     if optimizer is None:
         return Objectives([])

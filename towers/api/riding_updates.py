@@ -21,7 +21,7 @@ from towers.roles.write_order import updates_that_write
 
 
 def updates_of_step(tower_set: TowerSet, updates_before: list) -> list:
-    """The updates that run with a step: those of one tower or all, and those from before the build.
+    """The updates that run with a step: updates of one tower or all, and from before the build.
 
     It is for `update_ops` of `'first'` and `'all'`; with `'none'` no update runs.
 
@@ -35,7 +35,8 @@ def updates_of_step(tower_set: TowerSet, updates_before: list) -> list:
         for tower in towers:
             updates += tower.updates
         return updates + list(updates_before)
-    # With 'first', all updates of tower 0; of the others only those of variables that each writes.
+    # With 'first', a step runs all updates of tower 0, and from the other towers only the updates
+    # of variables that every tower writes.
     roles = tower_set.roles
     state_of_other_towers = [variable.op.name for variable in roles.own_variables(first=1)]
     counters_of_metrics = list(metric_variables())
@@ -49,13 +50,13 @@ def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],
                    towers: typing.Sequence[Tower]) -> typing.Dict[str, list]:
     """{name of a loss: the updates that ride on its train op}.
 
-    The updates of a batch norm of the critic, say, ride on the critic's loss, and on the
-    generator's, if that is computed from the same call of the critic.
+    The updates of a batch norm of the critic, say, ride on the critic's loss. They also ride on the
+    generator's loss, if this loss is computed from the same call of the critic.
 
-    What an update needs are the operations of towers that it is computed from and that some loss is
-    computed from, too. The update rides on each loss whose computation has all of these; where no
-    loss has all, on each loss whose computation has some. An update that needs none of them, such
-    as a counter's, rides on every loss.
+    An update *needs* the operations of towers that it is computed from, and that some loss is also
+    computed from. The update rides on each loss whose computation has all the operations that it
+    needs; where no loss has all of them, on each loss whose computation has some. An update that
+    needs no operation, such as a counter's, rides on every loss.
 
     Args:
       updates: the update ops of a step.
@@ -69,7 +70,8 @@ def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],
         riding[name] = []
     computed_for_any = set().union(*computed_for.values())
     for update in updates:
-        # What no loss computes, such as the update's own assignment, tells no loss from another.
+        # An operation that no loss is computed from, such as the update's own assignment, does not
+        # tell with which loss the update belongs.
         needed = graph_walk.names_of(graph_walk.step_operations([update])) & computed_for_any
         with_all = [name for name in losses if needed <= computed_for[name]]
         with_some = [name for name in losses if needed & computed_for[name]]

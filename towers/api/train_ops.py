@@ -56,7 +56,7 @@ class Update(typing.NamedTuple):
         it to its caller.
       scaled_losses: the loss scale and its counters; None for a build without one.
       machines: `Machines` of the cluster; None without a cluster.
-      waits: what waits for what, so that the update comes after the reads of its variables.
+      waits: the control edges by which the update comes after the reads of its variables.
     """
 
     train_op: typing.Optional[tf.Operation]
@@ -118,11 +118,12 @@ class _Step(typing.NamedTuple):
     Attributes:
       applied: the update for each loss, in the order of the losses.
       awaited: the losses and riding updates that the optimizers wait for.
-      redirect: function that makes operations which wait for skippable updates wait for what
-        always runs; None where no update can be skipped. It was called for the operations of the
-        build; `join` calls it once more, for those that a program makes after the build.
+      redirect: function for operations that wait for updates which may be skipped: it makes them
+        wait for what always runs instead. None where no update can be skipped. It was called for
+        the operations of the build; `join` calls it once more, for operations that a program makes
+        after the build.
       scaled_losses: the loss scale and its counters; None for a build without one.
-      waits: what waits for what, so that the update comes after the reads of its variables.
+      waits: the control edges by which the update comes after the reads of its variables.
     """
 
     applied: typing.List[Applied]
@@ -133,8 +134,8 @@ class _Step(typing.NamedTuple):
 
     @property
     def last_update(self) -> Applied:
-        """The update for the last loss. It comes after those for the others, so that its train op
-        is that of the whole step."""
+        """The update for the last loss. It comes after the updates for the other losses, so its
+        train op is the train op of the whole step."""
         return self.applied[-1]
 
 
@@ -144,11 +145,11 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
 
     With several losses there is a train op for each, which computes nothing for the others; and one
     for all, which takes all gradients at the weights before the step, and applies them in the order
-    of the losses: two optimizers do not write the same variable at the same time.
+    of the losses, so that two optimizers do not write the same variable at the same time.
 
     Args:
       tower_set: the towers.
-      outputs: the losses over the batch, among others.
+      outputs: the losses, predictions and metrics over the batch.
       combined: the gradients over all towers and machines: `Combined`; where losses have names, a
         dict of these.
       exchange: the `Exchange` over machines; None without a cluster.
@@ -244,15 +245,16 @@ def _optimizers_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: t
 
     Args:
       tower_set: the towers.
-      outputs: the losses over the batch, among others.
+      outputs: the losses, predictions and metrics over the batch.
       combined: the combined gradients of each loss, shaped.
       collections_before: the collections of the graph as they were before the build.
-      closures: replaces the loss of tower 0, in what is made here, by that of the batch.
+      closures: replaces, in the operations made here, the loss of tower 0 by the loss of the batch.
     """
     num_updates_of_model = len(collections_before.new_updates())
     with graph_walk.Recording(tf.get_default_graph()) as made:
         losses = _by_optimizers(tower_set, outputs, combined)
-        # New entries are at the end of the collection: behind the model's, those of the optimizers.
+        # New entries are at the end of the collection: the optimizers' updates are behind the
+        # model's.
         updates_of_optimizers = collections_before.new_updates()[num_updates_of_model:]
         losses = [_transformed(each, tower_set.request.placement.main) for each in losses]
     # The user's `transform_gradients` may take the loss that the model function has computed, which
@@ -266,15 +268,16 @@ def _optimizers_gradients(tower_set: TowerSet, outputs: ModelOutput, combined: t
 
 def _by_optimizers(tower_set: TowerSet, outputs: ModelOutput,
                    combined: typing.Any) -> typing.List[_LossGradients]:
-    """The losses, each with the gradients that its optimizer makes of the combined ones.
+    """The losses, each with the gradients that its optimizer makes of the combined gradients.
 
-    An optimizer with a `compute_gradients` of its own (one that decays the weights, say) is asked
-    for them: where this method takes the gradients of its loss, it gets the combined ones. For any
-    other optimizer they are the combined gradients, with None for a trained variable without one.
+    If an optimizer has a `compute_gradients` of its own (to decay the weights, say), this method is
+    called for them: where it takes the gradients of its loss, it gets the combined gradients. For
+    any other optimizer they are the combined gradients, with None for a trained variable that has
+    no gradient.
 
     Args:
       tower_set: the towers.
-      outputs: the losses over the batch, among others.
+      outputs: the losses, predictions and metrics over the batch.
       combined: the combined gradients of each loss, shaped.
     """
     objectives = tower_set.request.training.objectives
@@ -305,8 +308,8 @@ class _Steps:
     """Makes the steps of a build.
 
     Attributes:
-      closures: replaces, in the operations of an update, the loss of tower 0 by that of the batch,
-        and refuses other tensors of one tower.
+      closures: replaces, in the operations of an update, the loss of tower 0 by the loss of the
+        batch, and refuses other tensors of one tower.
     """
 
     def __init__(self, tower_set: TowerSet, outputs: ModelOutput, combined: typing.Any,
@@ -319,14 +322,15 @@ class _Steps:
         # After these operations all workers have read the variables: each write waits for them.
         self._conditions = [] if exchange is None else exchange.conditions
         # `ClosureTensors` refuses an update that takes a tensor which depends on the examples of
-        # one tower. These depend on such tensors, and an update is there to take them.
+        # one tower. The combined gradients depend on such tensors, but every update takes them: so
+        # `ClosureTensors` has to know them.
         combined_gradients: typing.List[tf.Tensor] = []
         for each in flat(combined):
             combined_gradients += tensors_of(_combined_pairs(each))
         self.closures = ClosureTensors(tower_set, outputs.loss, combined_gradients)
         tower_outputs = [(tower.data_loss, tower.predictions, tower.metrics)
                          for tower in tower_set.towers]
-        # A program may fetch these without running a step: they must not wait for one.
+        # A program may fetch these tensors without running a step: they must not wait for a step.
         self._fetchable = fetches_in([outputs] + tower_outputs)
 
     def by_loss(self, losses: typing.List[_LossGradients],
@@ -366,14 +370,15 @@ class _Steps:
             riding.redirect()
         waits = riding.waits
         if self._updates_here:
-            train_op = applied[-1].train_op  # it comes after those of the other losses
+            train_op = applied[-1].train_op  # it comes after the train ops of the other losses
             waits = waits + self._hold(train_op, losses, awaited)
         return _Step(applied, tuple(awaited), riding.redirect, watched_losses, waits)
 
     def _watched_losses(self, losses: typing.List[_LossGradients]
                         ) -> typing.Optional[WatchedLosses]:
-        """The loss scale, which watches whether the gradients of a step are finite: a step with
-        others is skipped, and the scale changes. None for a build without one."""
+        """The loss scale, which watches whether the gradients of a step are finite: a step whose
+        gradients are not finite is skipped, and the scale changes. None for a build without a loss
+        scale."""
         scaled_losses = self._tower_set.gradients.scaled_losses
         if scaled_losses is None:
             return None
@@ -384,8 +389,8 @@ class _Steps:
         """Makes the update ops a part of a step. In a cluster each first waits until the other
         workers have read the variables that it writes.
 
-        Where an update op writes a trained variable, the variable's replicas get the new value,
-        too.
+        Where an update op writes a trained variable, the variable's replicas also get the new
+        value.
 
         Args:
           updates: the update ops of the step.
@@ -421,7 +426,8 @@ class _Steps:
         tower_set = self._tower_set
         before_updates = awaited + _after_recomputations(tower_set)
         if len(losses) > 1:
-            # Several optimizers apply gradients that all were taken at the weights before the step.
+            # All gradients are taken at the weights before the step: each update waits for the
+            # gradients of all losses.
             before_updates = before_updates + gradients
         global_step = tower_set.request.training.global_step
         applied: typing.List[Applied] = []
@@ -434,8 +440,9 @@ class _Steps:
                 update = apply_update(tower_set, _applier(each, tower_set.copies), to_apply,
                                       counted_step, after=predecessors, scaled_losses=scaled_losses)
             # A user's optimizer may take the loss that the model function has computed, which is
-            # tower 0's: `closures` puts the batch's loss in its place. It refuses other tensors of
-            # one tower, also to wait for them, but for those that every update waits for.
+            # tower 0's: `closures` puts the batch's loss in its place. An optimizer that takes
+            # another tensor of one tower, or waits for one, is refused; but it may wait for the
+            # `predecessors`, as every update does.
             self.closures.settle(made.operations, fetches=[update.train_op],
                                  may_take=predecessors)
             applied.append(update)
@@ -443,12 +450,12 @@ class _Steps:
 
     def _hold(self, train_op: tf.Operation, losses: typing.List[_LossGradients],
               awaited: list) -> typing.List[Wait]:
-        """Makes the writes of the update wait for what reads their variables; returns what waits
-        for what.
+        """Makes the writes of the update wait for the operations that read their variables; returns
+        these waits.
 
-        A write waits for the gradients; one of a reference variable also for the other tensors that
-        a program may fetch together with the step, which read its memory. What a program may fetch
-        without a step gets no wait.
+        A write waits for the gradients. A write of a reference variable also waits for the other
+        tensors that a program may fetch together with the step, since these read the variable's
+        memory. A tensor that a program may fetch without a step gets no wait.
 
         Args:
           train_op: the operation that updates the variables.
@@ -471,8 +478,8 @@ def _combined_pairs(combined: Combined) -> Pairs:
 
 
 def _after_recomputations(tower_set: TowerSet) -> typing.List[tf.Operation]:
-    """For each tower an operation that runs after its recomputations, if these read reference
-    variables; else [].
+    """List with an operation for each tower, which runs after the tower's recomputations; [] if
+    these read no reference variables.
 
     The backward pass recomputes activations late in a step, and takes the memory of a reference
     variable as it is then. So the update, which writes that memory, has to wait.

@@ -20,8 +20,8 @@ Lines = typing.List[typing.Tuple[str, typing.Optional[str]]]
 
 
 def lines_of_training(tower_set: TowerSet, update: Update) -> Lines:
-    """The lines about gradients, optimizers and their updates. The last one, `one device`, tells
-    whether the loss is proven to be that of one device."""
+    """The lines about gradients, optimizers and their updates. The last line, `one device`, tells
+    whether the loss is proven to be the loss that one device computes."""
     request = tower_set.request
     who_counts_steps = None
     if update.counts_step:
@@ -69,7 +69,8 @@ def _named_optimizers(objectives: Objectives
                       ) -> typing.List[typing.Tuple[typing.Optional[str], typing.Any]]:
     """`[(name of the loss or None, its optimizer)]`.
 
-    The model function of an Estimator calls optimizers itself: then these, without names.
+    Where the model function of an Estimator calls optimizers itself, the list has these optimizers,
+    without names.
     """
     optimizer_calls = objectives.optimizer_calls
     if optimizer_calls is not None:
@@ -78,7 +79,8 @@ def _named_optimizers(objectives: Objectives
 
 
 def _optimizers(request: Request, update: Update) -> str:
-    """The text after `optimizer`: its class; with several losses also how much each one updates."""
+    """The text after `optimizer`: its class. With several losses, the class of each optimizer,
+    how many variables it updates, and how many update ops ride on its train op."""
     objectives = request.training.objectives
     if objectives.names is None:
         return ', '.join(type(optimizer).__name__
@@ -97,8 +99,8 @@ def _learning_rates(request: Request) -> str:
     """The text after `learning rate`: the rates, and by which factor a sum over towers changes
     them."""
     factor = 1
-    # With 'sum' the gradient is N times that of the mean loss, which is as N times the rate. For an
-    # Estimator 'sum' adds up the towers' losses as they are.
+    # With 'sum' the gradient is N times the gradient of the mean loss, as with N times the learning
+    # rate. For an Estimator 'sum' adds up the towers' losses as they are.
     is_times_towers = request.training.reduction == 'sum' and not losses_are_sums(request)
     if is_times_towers:
         factor = _num_towers_of_update(request)
@@ -114,7 +116,8 @@ def _learning_rates(request: Request) -> str:
 
 def _recomputation(recomputed: typing.Sequence[Recomputed], asked: typing.Any
                    ) -> typing.Optional[str]:
-    """The text after `recomputation`: how much is recomputed; None where nothing is to be.
+    """The text after `recomputation`: how much is recomputed; None where no recomputation was asked
+    for.
 
     Args:
       recomputed: what the backward pass of tower 0 recomputes, one for each loss.

@@ -326,7 +326,7 @@ def _possible_cuts(pieces: typing.Sequence[Piece], copies: typing.Sequence[int],
       `(first, last)`: the indices of the first and the last piece at which it may end.
     """
     def can_end(index: int) -> bool:
-        """Whether the stages after this one fit, if this one ends with the piece of an index."""
+        """Whether the later stages fit, if this stage ends with the piece of an index."""
         return _latest_cuts(pieces[index + 1:], copies[1:], limit) is not None
 
     # Not None: the limit of `cut_evenly` leaves room for such cuts.

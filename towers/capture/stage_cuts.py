@@ -36,7 +36,7 @@ class StageCuts(typing.NamedTuple):
 
     Attributes:
       memory: for each stage, its part of the sum of all stages' estimated peaks.
-      crossing: for each cut, bytes of the tensors that later stages take from earlier ones; where
+      crossing: for each cut, bytes of the tensors that later stages take from earlier stages; where
         the batch is not static, for 16 examples.
       names: for each cut, the last operation before it.
     """

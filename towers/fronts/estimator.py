@@ -43,9 +43,9 @@ def replicate_model_fn(model_fn: typing.Callable,
 
         estimator = tf.estimator.Estimator(towers.replicate_model_fn(model_fn))
 
-    Features and labels are cut into one shard a tower, sparse ones by example; the model function
-    is called once, and later towers are copies, see `build_towers`. With n_k of the batch's n
-    examples on tower k, loss L_k and gradient dL_k there:
+    Features and labels are cut into one shard a tower, sparse tensors by example; the model
+    function is called once, and later towers are copies, see `build_towers`. With n_k of the
+    batch's n examples on tower k, loss L_k and gradient dL_k there:
 
         Reduction.SUM:  loss = sum_k L_k,            gradient = sum_k dL_k
         any other:      loss = sum_k (n_k / n) L_k,  gradient = sum_k (n_k / n) dL_k
@@ -308,9 +308,9 @@ class TowerOptimizer(OptimizerAround):
     gradient: the gradient of the tower's loss times the weight of its shard, see
     `replicate_model_fn`. What the model function does to it, such as clipping, is done to that
     share. `apply_gradients` returns an operation that runs the one update of all towers, by the
-    first tower's optimizer, under the names that its variables would have without towers. It
-    weights gradients that the model function took with `tf.gradients` of the loss instead of
-    `compute_gradients`. In evaluation and prediction it does nothing.
+    first tower's optimizer, under the names that its variables would have without towers. Where the
+    model function took gradients with `tf.gradients` of the loss instead of `compute_gradients`,
+    `apply_gradients` multiplies them with the weight. In evaluation and prediction it does nothing.
 
     Elsewhere, also on one device, all calls are passed on to the wrapped optimizer. A model
     function may use several `TowerOptimizer`s, for one loss or for several. Where one train op runs

@@ -272,7 +272,7 @@ def _parallel_class(base: type) -> type:
 
 
 class _ParallelMethods(_WeightsOfInner):
-    """A mix-in: the methods of parallel models that differ from those of Keras' models."""
+    """A mix-in: the methods in which parallel models differ from Keras' models."""
 
     def __init__(self, keras: typing.Any, model_towers: KerasTowers):
         """Makes a model of one layer, which calls the model inside in towers.
@@ -304,8 +304,8 @@ class _ParallelMethods(_WeightsOfInner):
     def __call__(self, *args, **keywords):
         """Calls the model, as Keras does; raises `ModelFunctionError` within a model function of
         `build_towers`, which cuts the batch already."""
-        # `build_towers` would raise it, too, but within the `call` of a layer, where AutoGraph
-        # changes the text of an error.
+        # `build_towers` would also raise this error, but within the `call` of a layer, where
+        # AutoGraph changes the text of an error.
         check_not_nested(tf.get_default_graph())
         return super().__call__(*args, **keywords)
 

@@ -68,7 +68,7 @@ def make_losses(recorded: typing.Any, request: Request, index: int) -> Losses:
         registered = _registered(recorded)
         added = registered.outside if adds else []
         if added:
-            # Every tower computes them; they count once, since the towers' weights add up.
+            # Every tower computes these losses; they count once, since the towers' weights add up.
             loss = tf.add_n([loss] + [tf.cast(each, loss.dtype) for each in added])
         if request.numerics.check_numerics:
             check = functools.partial(
