@@ -115,7 +115,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
         `tower_2`, … (of a second build `build_2/tower_1`, …). All towers share its tables, queues,
         iterators and placeholders; a seeded random op has another seed in each copy. `'reuse'`: a
         call for each tower under `variable_scope` reuse, as in the hand-written tower loop, with
-        its limits; see `call_for_each`.
+        the limits of that loop; see `call_for_each`.
       reuse: for the first tower: None, True or `tf.AUTO_REUSE` as in `tf.variable_scope`; or the
         `BuiltTowers` of an earlier build, to share its variables, also variables made without
         `get_variable`, in the scope of that build.

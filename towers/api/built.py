@@ -243,8 +243,8 @@ class BuiltTowers(typing.NamedTuple):
       placement: `Placement` of the variables.
       direct_variables: variables shared by order of creation, for `reuse=` of a later build.
       plan: `Plan`; print it.
-      replicas: `Replicas`: the other towers' replicas of the trainable variables; None where there
-        is one set.
+      replicas: `Replicas`: the other towers' replicas of the trainable variables; None where the
+        towers have no replicas.
       precision: as given; `use_precision` writes it into the session's config.
       scaled_losses: `WatchedLosses`, whose `scale` and `skipped_steps` are scalars to be logged
         with a step; or None.
@@ -257,8 +257,8 @@ class BuiltTowers(typing.NamedTuple):
         from its layer.
       machines: the `Machines` of a cluster, with the gradients over them; None without a cluster.
       own_state: list of the state variables of all towers, by variable and then by tower.
-        `tf.variables_initializer(built.own_state)` resets all of them; the initializer of the
-        model's variable resets the first tower's alone.
+        `tf.variables_initializer(built.own_state)` resets all these variables; the initializer of
+        the model's variable resets the first tower's alone.
       made: frozenset of the names of the variables that the build has made, and so has placed.
       opened_scopes: dict from each variable scope to the number of times it had been opened before
         the call of the model function: a later build that shares the variables numbers unnamed

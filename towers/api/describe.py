@@ -212,7 +212,8 @@ def _placed(request: Request, recorded: Recorded) -> str:
     if has_parameter_servers:
         return 'the parameter servers, by size, once there is a session'
     if request.placement.is_of_earlier_build:
-        return request.placement.describe()  # the earlier build's says where all variables are
+        # The text of the earlier build's placement: it says where all variables are.
+        return request.placement.describe()
     made = operation_names(recorded.created)
     from_before = [variable for variable in recorded.variables if variable.op.name not in made]
     texts = _devices_from_before(from_before)
@@ -319,7 +320,8 @@ def _updates_of_towers(tower_set: TowerSet) -> str:
     """The text about the update ops of the model: how many, and of which towers they run."""
     request = tower_set.request
     num_updates = len(tower_set.towers[0].updates)
-    if num_updates == 0:  # nor has another tower: it is a copy, or of the same function
+    if num_updates == 0:
+        # No other tower has update ops either: it is a copy, or a call of the same function.
         return 'no update ops'
     if request.training.update_ops == 'none':
         return "nobody's %d update ops run" % num_updates

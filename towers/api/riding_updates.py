@@ -21,7 +21,7 @@ from towers.roles.write_order import updates_that_write
 
 
 def updates_of_step(tower_set: TowerSet, updates_before: list) -> list:
-    """The updates that run with a step: updates of one tower or all, and from before the build.
+    """The updates that run with a step: of the towers, and the `UPDATE_OPS` from before the build.
 
     It is for `update_ops` of `'first'` and `'all'`; with `'none'` no update runs.
 

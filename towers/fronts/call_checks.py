@@ -47,7 +47,7 @@ def check_wrapped(train_op: tf.Operation, step: typing.List[tf.Operation],
 
 def _not_wrapped(fault: str) -> GradientError:
     """The error for a train op with something that comes from no `TowerOptimizer`; `fault` says
-    what: `has the update 'w/assign'`."""
+    what, such as `has the update 'Adam/update_w/ResourceApplyAdam'`."""
     return GradientError(
         'the train_op of the model function %s, which comes from no TowerOptimizer: each '
         'tower would train on its own shard. Wrap every optimizer of the model function: '
