@@ -87,8 +87,7 @@ class RunEvaluation:
                 # The error that names the user's code or the example, if that is the reason.
                 self.failure = own_failure(error) or input_failure(error) or error
             return None
-        was_given_up = results is None
-        if was_given_up or self._best is None:
+        if results is None or self._best is None:  # a signal came, or no --keep_best
             return results
         step = int(session.run(self._global_step))
         since_best = self._best.evaluated(session, step, results)
