@@ -8,7 +8,8 @@ waits for these writes. What becomes of a write depends on the build:
                          out their `UPDATE_OPS`. If the new value is used (a counter of steps), they
                          use the value that the first tower has written
     update_ops='all'     every tower writes, one after the other: see `write_in_turn`
-    update_ops='none'    no tower writes. If the new value is used, it is as with 'first'
+    update_ops='none'    no tower writes. If the new value is used, the first tower writes and all
+                         towers use its value, as with 'first'
 
 On synchronous parameter servers all workers share the variables: worker 0, the chief, writes with
 its first tower, and the other workers leave the write out.
@@ -89,7 +90,7 @@ class InlineUpdates(typing.NamedTuple):
     Attributes:
       left_out: names of the first tower's writes that the copies do without.
       shared: names of the first tower's writes whose value all towers use, so that the copies have
-        none of their own.
+        no such write of their own.
       in_functions: {name of an operation of the first tower that writes in a function: the
         positions, from the last (-1), of the variables that its copies do not write}.
       updates: list of the first tower's operations that its step has to run as updates, since its
@@ -150,8 +151,9 @@ def _written_by_none(writes: typing.Sequence[Write], used: typing.Set[str],
       used: names of the writes whose new value is used.
       operations: all operations of this forward pass.
     """
-    # Only copies call functions without their writes, so that tower 0 would write in a function.
-    # Within a loop or a branch of tower 0 no other tower can take a value.
+    # Two kinds of writes are refused. A write in a function: only copies can call the function
+    # without its write, and tower 0 would write. A used write in a loop or a branch of tower 0: no
+    # other tower can take a value from within it.
     _check_can_be_left(writes, used, Writes(tf.get_default_graph()))
     unused = _unused(writes, used)
     _unhook(operations, unused)
@@ -191,7 +193,7 @@ def _written_by_chief(writes: typing.Sequence[Write], used: typing.Set[str],
       fetches: what a step fetches, without the updates.
       request: `Request` of the build.
     """
-    # Writes in functions are refused, too. A copy can call a function without its writes; but the
+    # Writes in functions are refused here. A copy can call a function without its writes; but the
     # first tower of another worker is no copy, and would write.
     _check_can_be_left(writes, used, Writes(tf.get_default_graph()))
     _check_served(writes, fetches)
@@ -212,8 +214,9 @@ def _unused(writes: typing.Iterable[Write],
 
 
 def _writes_stay(request: Request) -> bool:
-    """Whether the forward pass may write as it does, in the build of a `Request`: where no other
-    tower is made from it, and no other worker writes the variables, unless nobody is to write."""
+    """Whether the forward pass keeps its writes as they are, in the build of a `Request`: if no
+    other tower is made from it, no other worker writes the variables, and `update_ops` is not
+    `'none'`."""
     has_no_copies = request.parts_a_call == 1
     writes_alone = has_no_copies and not _do_workers_share_variables(request)
     return writes_alone and request.training.update_ops != 'none'
@@ -221,8 +224,8 @@ def _writes_stay(request: Request) -> bool:
 
 def _turned_into_updates(unused: typing.Sequence[tf.Operation],
                          operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operation]:
-    """Takes writes out of the forward pass of the first tower, which is to run them as updates. It
-    is for accumulation; the module's docstring has the reason.
+    """Takes writes out of the forward pass of the first tower, which is to run them as updates.
+    Accumulation needs this; the module's docstring has the reason.
 
     Args:
       unused: the writes, whose values are not used.
@@ -231,7 +234,8 @@ def _turned_into_updates(unused: typing.Sequence[tf.Operation],
     Returns:
       List of the operations that the tower is to run as updates.
     """
-    # TensorFlow lets no operation outside of a loop wait for one inside: writes in loops stay.
+    # Writes in loops stay in the forward pass: TensorFlow lets no operation outside of a loop wait
+    # for an operation inside.
     outside_of_loops = list(filter(compat.in_branches_alone, unused))
     # An update in a branch would not run if the branch is not taken; the end of the branch always
     # runs.
@@ -242,11 +246,11 @@ def _turned_into_updates(unused: typing.Sequence[tf.Operation],
 
 def _removable_in_functions(writes: typing.Iterable[Write],
                             finder: Writes) -> typing.Dict[str, typing.List[int]]:
-    """The writes in functions (control flow v2, `tf.function`) that a copy of the function can be
-    made without, as `InlineUpdates.in_functions`."""
+    """Finds the writes in functions (control flow v2, `tf.function`) without which the functions
+    can be copied, as `InlineUpdates.in_functions`."""
     in_functions = {}
     for write in writes:
-        # The next iteration of a loop may read what this one has written.
+        # The writes of a loop stay: an iteration may read what the one before has written.
         is_loop = 'While' in write.op.type
         if not finder.calls_functions(write.op) or is_loop:
             continue
@@ -257,7 +261,7 @@ def _removable_in_functions(writes: typing.Iterable[Write],
 
 
 def _do_without_writes(functions: typing.Iterable, positions: typing.List[int]) -> bool:
-    """Whether all functions have copies without the writes of variables, see `without_writes`.
+    """Whether each function can be copied without its writes of variables, see `without_writes`.
 
     Args:
       functions: `FunctionDef`s.
@@ -269,8 +273,8 @@ def _do_without_writes(functions: typing.Iterable, positions: typing.List[int]) 
 def _positions_of_variables(write: Write) -> typing.List[int]:
     """List of the positions at which a write takes its variables, counted from its last input, -1.
 
-    So they are the positions among the arguments of the functions that it calls, too: an `If` has a
-    condition before these.
+    Counted from the last, they are also the positions among the arguments of the functions that the
+    operation calls: an `If` has its condition before these arguments.
     """
     op = write.op
     positions = []
@@ -389,7 +393,7 @@ def _used_writes(writes: typing.Sequence[Write], fetches: list) -> typing.Set[st
         used |= used_by_op
         used_writes = [values.write_ops[name] for name in used_by_op]
         # A write that is only waited for will be left out, and what waits for it will wait for what
-        # the write waits for: so the walk goes on there, and not at the write.
+        # the write waits for. So the walk goes on at what the write waits for, not at the write.
         unused = values.write_ops.keys() - used
         awaited_without_unused = awaited_instead(op.control_inputs, unused)
         to_visit += producers_of(op) + used_writes + awaited_without_unused
@@ -397,7 +401,7 @@ def _used_writes(writes: typing.Sequence[Write], fetches: list) -> typing.Set[st
 
 
 class _WrittenValues:
-    """Tells the new values of which writes an operation takes.
+    """Tells which writes an operation takes the new value of.
 
     Attributes:
       write_ops: {name of an operation that writes: the operation}.
@@ -414,7 +418,7 @@ class _WrittenValues:
         write, or by reading the variable after the write."""
         used = names_of(producers_of(op)) & self.write_ops.keys()
         for name in self._writes_by_reader.get(op.name, ()):
-            is_itself = name == op.name  # a write takes its variable, too
+            is_itself = name == op.name  # a write itself takes its variable
             if not is_itself and self._order.waits_for(op, self.write_ops[name]):
                 used.add(name)
         return used
@@ -430,9 +434,9 @@ def _writes_by_reader(
         for name in write.variables:
             variable = graph.get_operation_by_name(name)
             takers = finder.takers(variable)
-            # What takes the memory of a reference variable from an `Identity` reads it, too. If the
-            # write is in one branch of a `tf.cond`, an operation in the other branch never runs in
-            # a step of the write, and does not count.
+            # An operation that takes the memory of a reference variable from an `Identity` also
+            # reads the variable. If the write is in one branch of a `tf.cond`, an operation in the
+            # other branch never runs in a step of the write, and does not count.
             readers_of_memory = finder.readers(variable, write=write.op)
             for reader in takers + readers_of_memory:
                 found[reader.name].add(write.op.name)

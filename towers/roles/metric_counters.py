@@ -7,9 +7,9 @@ are: with n_k of the batch's n examples on tower k,
 
     counter += sum_k (n_k / n) addition_k
 
-so that a batch adds the same to it as on one device, if the addition is a mean over the examples.
-A shard without an example, which holds a copy of one, adds nothing; where a metric writes its
-counters in another way, such a batch is refused when it comes.
+so that a batch adds the same to the counter as on one device, if the addition is a mean over the
+examples. A shard without an example, which holds a copy of one, adds nothing. If a metric writes
+its counters in another way than adding, a step in which a shard has no example fails.
 
 A tower takes the counters of a metric when the tower before has updated them, since an update may
 depend on a counter's value (a running maximum, a covariance, a list that grows).
@@ -44,8 +44,8 @@ from towers.roles.turns import Turn, Variables, take_turns, takes_from_outside, 
 from towers.shards.cut_batch import is_always_empty, weighted, zero_if_empty
 
 Weight = typing.Union[float, tf.Tensor]
-"""Of a tower: the examples of its shard over those of the batch. A float where it is the same in
-each step, else a scalar tensor, which is 0 for a shard without examples."""
+"""The weight of a tower: examples of its shard over examples of the batch. A float where the weight
+is the same in each step, else a scalar tensor, which is 0 for a shard without examples."""
 
 
 def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence[Weight],
@@ -53,7 +53,7 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence[Weigh
     """Makes the counters of metrics, and other counts, count the whole batch over all towers.
 
     From then on a tower updates the counters of metrics when the tower before it has updated them;
-    `write_after_reads` orders the other counts, those of the role `EVERY`.
+    `write_after_reads` orders the other counts: the variables with the role `EVERY`.
 
     Args:
       towers: all towers.
@@ -70,7 +70,7 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence[Weigh
     if not _are_certainly_equal(weights):
         _weigh_metrics([tower.metrics or {} for tower in towers], weights, counters, finder)
     all_counts = counters.union(roles.names(EVERY))
-    # A shard without examples holds a copy of one, which must not count.
+    # A shard without examples holds a copy of an example, which must not count.
     if all_counts and not _are_certainly_positive(weights):
         _leave_out_padding(towers, weights, all_counts, finder)
     counting_towers = _towers_with_examples(towers, weights)
@@ -96,7 +96,7 @@ def _are_static(weights: typing.Sequence[Weight]) -> bool:
 
 def _towers_with_examples(towers: typing.Sequence[Tower],
                           weights: typing.Sequence[Weight]) -> typing.List[Tower]:
-    """List of all towers but those that never have an example, whose metrics nothing runs."""
+    """List of the towers that have an example in some step. Nothing runs the metrics of others."""
     return [tower for tower, weight in zip(towers, weights) if not is_always_empty(weight)]
 
 
@@ -250,7 +250,7 @@ def _counts_calls(writes_of_towers: typing.Sequence[_CounterWrites]) -> bool:
 
 
 def _add_one_constant(additions_of_towers: typing.Sequence[typing.List[_Addition]]) -> bool:
-    """Whether every tower adds to a counter once, and all of them the same constant.
+    """Whether every tower adds to a counter once, and all towers add the same constant.
 
     Args:
       additions_of_towers: for each tower its additions to the counter.
@@ -342,7 +342,7 @@ def _turns(tower: Tower, counters: Variables, finder: Writes) -> typing.List[Tur
 def _ends_of_writes(operations: typing.Iterable[tf.Operation], counters: Variables, frames: Frames,
                     finder: Writes) -> typing.List[tf.Operation]:
     """List of operations after which all writes of counters have been done: the writes themselves;
-    of a write in a loop or a branch, what comes after it outside.
+    for a write in a loop or a branch, the operations outside that come after it.
 
     Args:
       operations: the operations among which the writes are.
@@ -365,8 +365,8 @@ def _counting_fetches(tower: Tower, counters: Variables, finder: Writes) -> list
     fetches = metric_updates(tower.metrics)
     if tower.data_loss is not None:
         fetches += flat(tower.data_loss)
-    # Other updates than those of counters are left out: the first tower may be the only one that
-    # has them, and its list would be longer.
+    # Updates that write no counter are left out: perhaps only the first tower has them, and then
+    # its list would be longer.
     for update in tower.updates:
         if any(finder.writes_any(op, counters) for op in step_operations([update])):
             fetches.append(update)

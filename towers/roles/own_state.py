@@ -25,8 +25,8 @@ StateWrites = typing.Dict[str, typing.List[tf.Operation]]
 
 def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
                    step: typing.Set[str], counted: typing.Set[str]) -> StateWrites:
-    """Finds the variables that are each tower's own state: those of `_candidates` that a step
-    writes.
+    """Finds the variables that are each tower's own state: the variables of `_candidates` that a
+    step writes.
 
     Args:
       recorded: the forward pass.
@@ -35,9 +35,9 @@ def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
       counted: names of the operations that the update_ops of metrics run.
     """
     candidates = _candidates(recorded)
-    # A write of values of the shard that no step runs is found, too, for `make_own_state` to refuse
-    # it: the program would run it beside the step, in tower 0 alone. What the update_op of a metric
-    # writes is a counter, which all towers share, and no state of theirs.
+    # A write of values of the shard that no step runs is also found, so that `make_own_state` can
+    # refuse it: the program would run it beside the step, in tower 0 alone. What the update_op of a
+    # metric writes is a counter, which all towers share, and no state of a tower.
     run_by_program = recorded.from_shard - counted
     state_writes: StateWrites = collections.OrderedDict()
     for write in writes_by(writes, step | run_by_program):
@@ -78,11 +78,12 @@ def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.S
 
 def _candidates(recorded: Recorded) -> typing.Dict[str, tf.Variable]:
     """{name: variable} of the variables that may be state: local variables, and the state of Keras
-    layers. Not local variables that are global, too, or are counters of metrics: all towers share
-    these."""
+    layers. Local variables that are also global, or are counters of metrics, are left out: all
+    towers share them."""
     shared = tf.global_variables() + tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
     candidates = variables_by_name(without(tf.local_variables(), shared))
-    # Keras makes the state of a stateful RNN as global variables: only the layer tells them.
+    # Keras makes the state of a stateful RNN as global variables: only the layer tells that they
+    # are state.
     candidates.update(variables_by_name(recorded.keras_states))
     return candidates
 

@@ -12,7 +12,8 @@ variable: tower 0 writes it for all, or every tower in turn, see `written_values
 plan go by it.
 
 A model function that trains by an optimizer of its own, within the towers' step, is refused: the
-update would have the gradient of one tower's part of the batch. `replicate_model_fn` is for these.
+update would have the gradient of one tower's part of the batch. `replicate_model_fn` is for such
+model functions.
 """
 
 import collections
@@ -76,14 +77,15 @@ class Roles(typing.NamedTuple):
 
     Attributes:
       trained: {name of an objective: list of the variables that its loss trains}.
-      role_of: {name of a variable that a step writes before the update: its role}; of several roles
-        the first of `OWN`, `METRIC`, `EVERY`, `FIRST`.
+      role_of: {name of a variable that a step writes before the update: its role}. Where several
+        roles fit, the variable has the first of `OWN`, `METRIC`, `EVERY`, `FIRST`.
       reason_of: {name of such a variable: why it has this role, in words}.
       unwritten: names of the variables with the role `FIRST` that no step of this build writes:
-        those of updates, without an optimizer or with `update_ops='none'`.
-      own_state: {name of a variable of the model that is state of tower 0: list with this variable
-        and the ones that the copies have in its place, by the index of the micro-batch among those
-        of all towers}.
+        only updates write them, and without an optimizer, or with `update_ops='none'`, no step
+        runs updates.
+      own_state: {name of a variable of the model that is state of tower 0: list of this variable
+        and of the variables that the copies have in its place}. The list is in the order of the
+        micro-batches of all towers.
       inline_updates: what becomes of the writes of shared variables in the forward pass.
       replicas: `Replicas` of the trained variables; or None.
     """
@@ -108,8 +110,8 @@ class Roles(typing.NamedTuple):
         return sorted(name for name in self.role_of if self.role_of[name] == role)
 
     def in_copy(self, part: int, micro_batches: int) -> typing.Dict[str, tf.Variable]:
-        """The variables that a copy of tower 0 uses in the place of tower 0's: {name of a variable:
-        the copy's}.
+        """{name of a variable that tower 0 uses: the variable that a copy of tower 0 uses in its
+        place}.
 
         Args:
           part: the index of the copy among the micro-batches of all towers.
@@ -124,11 +126,12 @@ class Roles(typing.NamedTuple):
         return variables
 
     def own_variables(self, first: int = 0) -> typing.List[tf.Variable]:
-        """List of the variables of all copies that are a tower's own state, by the model's variable
-        and then by the index of the copy.
+        """List of the variables in which the copies keep their own state, in the order of the
+        model's variables, and for each of these in the order of the copies.
 
         Args:
-          first: index of the first copy whose variables are listed; 0 lists the model's own, too.
+          first: index of the first copy whose variables are listed; 0 also lists the model's own
+            variables, which are tower 0's.
         """
         variables = []
         for variables_of_parts in self.own_state.values():
@@ -193,7 +196,8 @@ def _writers_in_words(request: Request) -> typing.Dict[str, str]:
     """{role: who writes the variables that have it}, in the build of a `Request`."""
     copy = 'tower' if request.split.accumulate == 1 else 'micro-batch'
     has_turns = request.training.update_ops == 'all'
-    # With 'none' tower 0 makes the writes whose new value the forward pass uses, and nobody others.
+    # With 'none' tower 0 makes the writes whose new value the forward pass uses. Nobody makes the
+    # other writes: their variables are in `Roles.unwritten`.
     return {
         FIRST: 'every %s' % copy if has_turns else 'tower 0 alone',
         EVERY: 'every %s, one after the other' % copy,
@@ -231,7 +235,7 @@ def ownership(recorded: Recorded, request: Request,
       request: `Request` of the build.
       trained: {name of an objective: list of the variables that its loss trains}.
       optimizer_fetches: tensors and operations of the optimizers that the model function of an
-        Estimator calls; a step runs them, too.
+        Estimator calls; a step also runs these.
       make_replicas: function `(variables, devices) -> Replicas`; None where trained variables have
         no replicas.
 
@@ -239,7 +243,7 @@ def ownership(recorded: Recorded, request: Request,
       `Roles`.
 
     Raises:
-      SharedVariableError: a write that is no tower's.
+      SharedVariableError: a write that neither tower 0 nor every tower can make.
       GradientError: the model function trains by itself.
     """
     # A step computes the metrics that are scalars. The update_ops of `(value, update_op)` pairs are
@@ -278,7 +282,7 @@ def _unwritten(found: '_FoundRoles', updates: InlineUpdates,
         writes_in_step = _without_operations(found.first_writes, updates.left_out)
     elif not trains:
         # No step runs updates. The forward pass of tower 0 has all of its writes: `left_out` names
-        # those that the copies leave out.
+        # the writes that the copies leave out.
         writes_in_step = found.first_writes
     else:
         return frozenset()
@@ -290,14 +294,18 @@ def _unwritten(found: '_FoundRoles', updates: InlineUpdates,
 
 def _without_operations(writes: typing.Iterable[Write],
                         names: typing.Container[str]) -> typing.List[Write]:
-    """List of the writes by other operations than those of these names."""
+    """List of the writes whose operations have none of these names."""
     return [write for write in writes if write.op.name not in names]
 
 
 def _reasons_without_updates(found: '_FoundRoles', unwritten: typing.AbstractSet[str],
                              request: Request) -> typing.Dict[str, str]:
-    """{name of a variable with the role `FIRST`: why it is written or not, in words}, of those for
-    which that is because a step of this build runs no updates.
+    """{name of a variable: why it is written or not, in words}, for the variables with the role
+    `FIRST` whose reason changes since no step of this build runs updates.
+
+    With `update_ops='none'` the reason of all variables is so far that `update_ops` says so. This
+    explains why nobody writes a variable, but not why tower 0 writes another one. Without an
+    optimizer the reasons so far say who writes: they do not explain why a variable is unwritten.
 
     Args:
       found: `_FoundRoles`.
@@ -305,7 +313,7 @@ def _reasons_without_updates(found: '_FoundRoles', unwritten: typing.AbstractSet
       request: `Request` of the build.
     """
     if request.training.update_ops == 'none':
-        # Tower 0 makes a write all the same if the loss needs its value.
+        # Tower 0 makes a write in spite of 'none' if the loss needs the new value.
         written = found.first_names - unwritten
         return dict.fromkeys(written, 'the forward pass uses its new value')
     return dict.fromkeys(
@@ -342,22 +350,22 @@ def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRole
       runs: the operations that are run.
 
     Raises:
-      SharedVariableError: a write that is no tower's.
+      SharedVariableError: a write that neither tower 0 nor every tower can make.
       GradientError: the model function trains by itself.
     """
     writes = writes_of(recorded)
     _check_writes(writes, runs, request)
-    # First the variables that are not shared: state of a tower, and counters. Who writes the others
-    # is proven.
+    # First the variables whose role needs no proof: state of a tower, and counters of metrics. Who
+    # writes the other variables is proven.
     state_writes = find_own_state(recorded, writes, runs.step, runs.counted)
     run_for_metrics_alone = runs.counted - runs.step
     counters = _counters(writes_by(writes, run_for_metrics_alone))
     shared_writes = _without(writes, state_writes.keys() | counters)
-    # Without an optimizer no step runs an update, and nothing has to be proven of it.
+    # Without an optimizer no step runs an update, and nothing has to be proven of updates.
     proven = proven_writers(recorded, writes_by(shared_writes, runs.in_build), request)
     if request.call.copies == 'reuse':
         _check_not_written(writes_to(writes, proven.every_tower), 'an update by the examples')
-    # All written variables get a role, also those that only an update or a metric writes.
+    # All written variables get a role, also variables that only an update or a metric writes.
     writes_by_any_run = writes_by(writes, runs.step | runs.counted)
     role_of = _roles_of_written(writes_by_any_run, [
         (EVERY, proven.every_tower),
@@ -370,15 +378,16 @@ def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRole
 
 
 def _state_of_copies(state_writes: StateWrites, request: Request) -> typing.Set[str]:
-    """Set of the names of the variables of which each tower gets one of its own: all state; none
-    with `copies='reuse'`, where each call of the model function makes one part of the batch, and
-    shares all variables with the others."""
+    """Set of the names of the variables in whose place each tower gets a variable of its own: all
+    state. The set is empty for several towers with `copies='reuse'`: each of them is a call of the
+    model function, and all calls share all variables."""
     makes_all_parts = request.parts_a_call == len(request.split.parts)
     return set(state_writes) if makes_all_parts else set()
 
 
 def _check_writes(writes: typing.Sequence[Write], runs: _Runs, request: Request) -> None:
-    """Refuses writes by the operations that they are done by, whatever they write.
+    """Refuses writes that no tower may make, whatever value they write: with `copies='reuse'`,
+    writes in the forward pass; and writes by which the model function trains itself.
 
     Args:
       writes: the writes of the model function.
@@ -425,8 +434,8 @@ def _counters(writes_of_metrics: typing.Iterable[Write]) -> typing.Set[str]:
 
 def _without(writes: typing.Iterable[Write],
              names: typing.Container[str]) -> typing.List[Write]:
-    """The writes of all variables but those of these names; an operation that writes no other
-    variable is left out."""
+    """The writes, without the variables of these names. An operation that writes such variables
+    alone is left out."""
     others = []
     for write in writes:
         variables = [variable for variable in write.variables if variable not in names]
@@ -459,7 +468,7 @@ def _roles_of_written(writes: typing.Iterable[Write],
 _REASON_OF_ROLE = {
     OWN: 'it is state that the forward pass writes from its own examples',
     METRIC: 'it is a counter that only update_ops of metrics write'}
-"""{role: why a variable has it, in words}; the reason for another role is proven."""
+"""{role: why a variable has this role, in words}; the proof gives the reasons for other roles."""
 
 
 def _reasons(role_of: typing.Dict[str, str], proven_reasons: typing.Dict[str, str],
@@ -468,8 +477,8 @@ def _reasons(role_of: typing.Dict[str, str], proven_reasons: typing.Dict[str, st
 
     Args:
       role_of: {name of a variable: its role}.
-      proven_reasons: {name of a variable: what is proven of its new value}; without variables of
-        which nothing was asked, as with one tower.
+      proven_reasons: {name of a variable: what is proven of its new value}. It lacks variables
+        whose new values were not judged: with one tower, all of them.
       request: `Request` of the build.
     """
     reason_without_proof = _reason_without_proof(request)
@@ -486,7 +495,7 @@ def _reason_without_proof(request: Request) -> str:
     """The reason for the role of a variable of which nothing is proven, in words."""
     if request.training.update_ops != 'first':
         return 'update_ops=%r says so' % request.training.update_ops
-    if is_divided(request):  # the proof was asked of all that a step writes
+    if is_divided(request):  # all variables that a step writes have a proven reason
         return 'no operation of a step writes it'
     return 'one tower does all of the batch'
 

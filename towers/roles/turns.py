@@ -2,7 +2,7 @@
 them.
 
 With `a += 1` in each tower, tower k's read of a has to come after tower k - 1's write. The read is
-tower k's *take*; what tower k - 1 ends with is an *end* of its turn; each take of a turn waits for
+a *take* of tower k's turn, the write an *end* of tower k - 1's turn: each take of a turn waits for
 the ends of the turn before.
 
 Its tests are `tests/roles/test_metric_counters.py` and `test_write_order.py`.
@@ -47,11 +47,12 @@ class Turn(typing.NamedTuple):
 
 def variables_named(names: typing.Iterable[str]) -> Variables:
     """{name: variable} of the graph's variables that have these names."""
-    return chosen(variables_by_name(tf.global_variables() + tf.local_variables()), names)
+    return only_named(variables_by_name(tf.global_variables() + tf.local_variables()), names)
 
 
-def chosen(variables: Variables, names: typing.Iterable[str]) -> Variables:
-    """{name: variable} of those variables, among the given ones, that have these names."""
+def only_named(variables: Variables, names: typing.Iterable[str]) -> Variables:
+    """{name: variable} of those of the given variables that have these names; other names do not
+    count."""
     return {name: variables[name] for name in names if name in variables}
 
 
@@ -66,8 +67,8 @@ def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
     Args:
       tower: the tower.
       operations: operations, of which only the tower's own count.
-      variables: the variables. Tower 0 has made their operations, but these are of all towers, and
-        so from outside.
+      variables: the variables. Their operations may be among tower 0's. All towers share them, so
+        they count as outside of every tower.
     """
     inside = by_name(without_names(tower.own(operations), variables))
     takes = []
@@ -86,8 +87,8 @@ def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]],
 
     Args:
       turns_of_towers: the turns of each tower. A turn comes after the turn at the same position in
-        the list of the tower before, such as the turn for the same update. A step that runs a turn
-        of one tower so runs those of all towers before it, too.
+        the list of the tower before, such as the turn for the same update. So a step that runs a
+        turn of one tower also runs the turns at this position of all towers before it.
       finder: finds the writes of the graph.
     """
     taking = []
@@ -116,8 +117,8 @@ def _make_turn_after(turn: Turn, ends: typing.Sequence[tf.Operation], waits: Wai
         _wait_for_ends(take, ends, waits)
         takes_variable_itself = take.op.inputs[take.position].op is take.variable.op
         if not takes_variable_itself:
-            # It takes a value that was read once for all towers, before the turns: from now on it
-            # has a read of its own.
+            # The operation takes a value that was read once for all towers, before the turns. From
+            # now on it takes the value of a read of its own.
             _give_own_read(take, ends, turn.scope, finder)
 
 
@@ -134,8 +135,8 @@ def _wait_for_ends(take: Take, ends: typing.Sequence[tf.Operation], waits: Waits
 
 def _give_own_read(take: Take, ends: typing.Sequence[tf.Operation], scope: str,
                    finder: Writes) -> None:
-    """Makes a read of a variable that waits for the turn before; an operation then takes what it
-    gives, in the place of an earlier read.
+    """Makes a new read of a variable, which waits for the turn before. An operation then takes the
+    new read's value in the place of an earlier read's.
 
     Args:
       take: the operation, and what it takes.

@@ -43,7 +43,7 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
 
     A write waits
 
-    - for all gradients, unless it is certain to come after those that read its variable;
+    - for all gradients, unless it is certain to come after the gradients that read its variable;
     - for all that a step fetches, if its variable is a reference variable, whose memory may be read
       late;
     - for the `conditions` of a cluster;
@@ -52,8 +52,8 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
     Args:
       train_op: the operation that updates the variables.
       gradients: list of `(gradient, variable)`, the sums over all towers and machines. The gradient
-        is None where no loss depends on the variable; the variable is None of a sum that a tower
-        has for its replica.
+        is None where no loss depends on the variable. The variable is None where the gradient is
+        the sum that a tower has for its replica.
       fetched: list of tensors: losses, and the gradients for the optimizer.
       awaited: the losses and update ops that the optimizer waits for. Writes of update ops are not
         looked at: `hold_back` has made them wait.
@@ -67,8 +67,8 @@ def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited
     """
     pairs = [pair for pair in gradients if pair[0] is not None]
     sums = list(map(operation_of, tensors_of(pairs)))
-    # The update is what comes after the gradients, and after what the optimizer waits for: the
-    # search for its operations ends at these.
+    # The operations of the update come after the gradients, and after what the optimizer waits for:
+    # the search for them ends there.
     names_before_update = operation_names(sums + list(awaited))
     operations = step_operations([train_op], ends=names_before_update)
     writes = writes_among(without_names(operations, names_before_update))
@@ -125,7 +125,7 @@ def _hold_for_predictions(writes: typing.Iterable[Write],
 
     Args:
       writes: the writes of the update.
-      reads_by_variable: {name of a variable: such reads of it}.
+      reads_by_variable: {name of a variable: the reads of it that only predictions need}.
       holder: makes writes wait.
     """
     for variable, reads in reads_by_variable.items():
@@ -156,7 +156,7 @@ class _GradientReads:
         self._gradients = []
         self._gradient_of = {}  # name of a trained variable: the operation of its gradient
         for gradient, variable in pairs:
-            # Of a sparse gradient the values, which are computed after their indices.
+            # A sparse gradient counts as its values, which are computed after their indices.
             op = getattr(gradient, 'values', gradient).op
             self._gradients.append(op)
             if variable is not None:
@@ -176,16 +176,16 @@ class _GradientReads:
         """Whether an operation certainly comes after all gradients that read the variable of that
         name."""
         if self._is_memory_read(variable):
-            return False  # its memory may be read at any time
+            return False  # the variable's memory may be read at any time
         is_trained = variable in self._gradient_of
-        if is_trained:  # its own gradient is computed from all reads of it
+        if is_trained:  # the variable's own gradient is computed from all reads of the variable
             return self._order.waits_for(op, self._gradient_of[variable])
         waits_for_gradients = [self._order.waits_for(op, each) for each in self._gradients]
         is_read_by_gradients = variable in self._operations
         if is_read_by_gradients:  # which of the gradients read it is not known
             return all(waits_for_gradients)
-        # No gradient reads it: it is a slot, say. A write of it that waits for any gradient belongs
-        # to the update by this gradient, and is late enough.
+        # No gradient reads the variable: it is a slot, say. A write of a slot that waits for any
+        # gradient belongs to the update by this gradient, and is late enough.
         return any(waits_for_gradients)
 
     def _is_memory_read(self, variable: str) -> bool:
@@ -213,7 +213,7 @@ def _reads_beside_step(fetchable: typing.Sequence,
     reads_by_variable = collections.defaultdict(list)
     for op in step_operations(fetchable):
         is_read_beside_step = op.type in READS and op.name not in step
-        # An operation outside of a loop or a branch cannot wait for one inside.
+        # The update, outside of loops and branches, cannot wait for a read inside of one.
         if not is_read_beside_step or compat.in_control_flow(op):
             continue
         variable = variable_op(op.inputs[0])
@@ -245,8 +245,8 @@ class HeldBack(typing.NamedTuple):
 
 def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optional[tf.Tensor],
               fetchable: typing.Sequence) -> HeldBack:
-    """Makes update ops wait until the other workers of a cluster have read what they write; in a
-    worker whose data have ended, they are skipped.
+    """Makes update ops wait until the other workers of a cluster have read the variables that the
+    update ops write. In a worker whose data have ended, update ops are skipped.
 
     An operation is skipped if it waits for an output of a `Switch` that has no value in this step.
     A `Merge` gives the first of its inputs that has a value, so that it always runs, and what waits
@@ -259,8 +259,8 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
       updates: list of the update ops, operations or tensors.
       conditions: operations of the cluster, after which a step may write; see `EngineGradients`.
       active: float scalar, 0 in a worker whose own data have ended and else 1; None if no data end.
-      fetchable: tensors that a program can have without a step: what they need is left as it is,
-        also a write of the forward pass.
+      fetchable: tensors that a program can have without a step: the operations that they need get
+        no wait, not even a write of the forward pass.
     """
     has_nothing_to_wait_for = not conditions and active is None
     if not updates or has_nothing_to_wait_for:
@@ -277,7 +277,8 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
         with tf.control_dependencies(updates):
             done = tf.identity(branches.taken)
         merged = tf.raw_ops.Merge(inputs=[done, branches.skipped]).output
-    # By control edges, too: TensorFlow also skips what only waits for a skipped operation.
+    # `control` is set: TensorFlow also skips an operation that waits for a skipped one by a control
+    # edge alone.
     names_of_skippable = reachable_from(held, operations, control=True)
     names_before_merge = names_of(operations) | {done.op.name}
     redirect = functools.partial(_redirect_waits, skippable=names_of_skippable,
@@ -326,10 +327,11 @@ def _updates_and_writes(updates: list,
 
 def _redirect_waits(skippable: typing.Container[str], before_merge: typing.Container[str],
                     merged: tf.Operation) -> None:
-    """Makes operations that wait for skippable ones wait for `merged`, which always runs.
+    """Makes operations that wait for skippable operations wait for `merged`, which always runs.
 
-    Otherwise TensorFlow would skip them, too: `transform_gradients` may read a moving average after
-    its update, and a program may run averages of the weights after all `UPDATE_OPS`.
+    Otherwise TensorFlow would also skip the operations that wait: `transform_gradients` may read a
+    moving average after its update, and a program may run averages of the weights after all
+    `UPDATE_OPS`.
 
     Args:
       skippable: names of the operations that are skipped with the update ops.

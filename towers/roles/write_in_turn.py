@@ -35,7 +35,7 @@ from towers.roles.ownership import FIRST, Roles
 from towers.roles.turns import (
     Turn,
     Variables,
-    chosen,
+    only_named,
     take_turns,
     takes_from_outside,
     variables_named,
@@ -63,8 +63,8 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
       What waits for what.
 
     Raises:
-      SharedVariableError: an update cannot come after the tower before, since its value and the
-        loss share a read.
+      SharedVariableError: the new value of an update is computed from a value of its variable that
+        the forward pass has read, before the tower before has written it.
     """
     finder = Writes(tf.get_default_graph())
     variables = variables_named(roles.names(FIRST))
@@ -133,12 +133,13 @@ def _checked_writes(operations: typing.Iterable[tf.Operation], variables: Variab
     """
     writes = []
     for op in operations:
-        written = chosen(variables, finder.written_by(op))
+        written = only_named(variables, finder.written_by(op))
         if not written:
             continue
         _check_reads_anew(op, written, tower, forward)
-        # With `update_ops='all'` the variables have the role `FIRST`, though every tower writes
-        # them. `take_turns` orders these writes; `write_order` orders those of the role `EVERY`.
+        # `has_role_every` is False: with `update_ops='all'` the variables have the role `FIRST`,
+        # though every tower writes them. `take_turns` orders these writes; `write_order` orders
+        # the towers' writes of variables with the role `EVERY` alone.
         writes += [TowerWrite(index, op, name, has_role_every=False) for name in written]
     return writes
 
@@ -238,8 +239,8 @@ def _ignores_averages(op: tf.Operation) -> bool:
     """Whether an operation is a fused batch norm in training that does not use the averages which
     it takes.
 
-    Its kernel gives factor * (statistic of the batch) + (1 - factor) * (old average): with the
-    factor 1, the statistic.
+    Its kernel gives factor * (statistic of the batch) + (1 - factor) * (old average). With the
+    factor 1 this is the statistic alone.
     """
     if not is_fused_batch_norm(op.type) or not op.get_attr('is_training'):
         return False
@@ -278,12 +279,12 @@ def _turns(tower: Tower, operations: typing.Iterable[tf.Operation], variables: V
 
 
 def _early_end(op: tf.Operation, frames: Frames, tower: Tower) -> typing.List[tf.Operation]:
-    """An operation by which others can wait for `op`: itself; or, of an operation in a loop or a
-    branch, one that comes after it outside.
+    """Finds an operation by which others can wait for `op`: `op` itself; or, if `op` is in a loop
+    or a branch, an operation outside that comes after it.
 
     Returns:
-      A list of this operation, one of the forward pass if there is any, since the backward pass
-      comes late; [] if nothing outside of the loop or branch depends on `op`.
+      A list of this one operation. An operation of the forward pass is preferred, since the
+      backward pass comes late. [] if nothing outside of the loop or branch depends on `op`.
     """
     ends = frames.ends(op)
     in_forward_pass = without_names(ends, tower.backward)

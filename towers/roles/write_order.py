@@ -76,9 +76,10 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
 
     The model may want to read the new value: then a read waits for a write by the model's own
     control dependencies. Where tower 0 writes for all, such a read is left as it is: `Waits` adds
-    no wait of the write for it, which would close a circle. A copy waits for tower 0's write where
-    tower 0 does, so that all towers read the new value, or none does. Where every tower writes,
-    such a read is refused: it would see the writes of some towers, and not of the others.
+    no wait of the write for it, which would close a circle. Where tower 0 waits for its write, the
+    copies also wait for this write, so that all towers read the new value, or none does. Where
+    every tower writes, a read that waits for a write is refused: it would see the writes of some
+    towers, and not of the others.
     """
     finder = Writes(tf.get_default_graph())
     # `role_of` has the variables that a step writes before the update. `metric_counters` orders the
@@ -103,8 +104,8 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
 
 def _make_wait(holds: typing.List[Hold], writes_of_every_tower: typing.List[TowerWrite],
                finder: Writes) -> typing.List[Wait]:
-    """Puts waits into the graph, and returns what waits for what: of writes for the reads that they
-    are held for, and of each tower's writes for those of the tower before.
+    """Makes writes wait for the reads that they are held for, and each tower's writes wait for the
+    writes of the tower before; returns what waits for what.
 
     Args:
       holds: the writes, and the reads that they have to come after.
@@ -129,11 +130,11 @@ def takers_of(names: typing.Iterable[str], finder: Writes) -> Takers:
 
 
 def _forward_reads(towers: typing.Sequence[Tower]) -> Operations:
-    """The operations whose reads have to come before the writes: those that losses and gradients
-    need, and in the towers after the first also those that predictions alone need.
+    """The operations whose reads have to come before the writes: all operations that losses and
+    gradients need. In the towers after the first also the operations that predictions alone need.
 
     On one device nothing says whether a prediction reads before or after a write. Tower 0 leaves
-    that open, as the program does; in the other towers a prediction reads the value before.
+    this open, as the program does. In the other towers a prediction reads before the write.
     """
     tower_0 = towers[0]._replace(predictions=None)
     return by_name(step_operations(fetches_without_updates([tower_0, *towers[1:]])))
@@ -142,7 +143,7 @@ def _forward_reads(towers: typing.Sequence[Tower]) -> Operations:
 def _operations_of_step(writing_towers: typing.Sequence[Tower], reads: Operations) -> Operations:
     """The operations of a step: the `reads`, and what the towers that write run besides."""
     fetches = fetches_without_updates(writing_towers) + _updates_of(writing_towers)
-    # The search ends at the reads: all that these need is among them, and so is known.
+    # The search ends at the reads: all operations that `reads` need are themselves among `reads`.
     operations = by_name(step_operations(fetches, ends=reads))
     operations.update(reads)
     return operations
@@ -162,8 +163,8 @@ def held_by(holds: typing.Iterable[Hold]) -> typing.List[tf.Operation]:
 
 
 def check_references_in_loops(towers: typing.Sequence[Tower]) -> None:
-    """Refuses a loop (v1) of a tower that takes a reference variable of another device: TensorFlow
-    never ends it, in a hand-written tower loop either (measured on 1.15.5 and 2.21)."""
+    """Refuses a loop (v1) of a tower that takes a reference variable of another device: its step
+    would never end. Nor does it in a hand-written tower loop (measured on 1.15.5 and 2.21)."""
     device_of_tower_0 = stages_of(towers[0].device)[0]
     # A `RefEnter` leads the memory of a reference variable into a loop: from the variable, or from
     # a write of it, whose result is the same memory.
@@ -171,8 +172,9 @@ def check_references_in_loops(towers: typing.Sequence[Tower]) -> None:
     for tower in towers:
         for op in tower.own(entering):
             variable = _reference_variable(op)
-            # TensorFlow puts a variable without a device on tower 0's, and a taker without a device
-            # ('') on the variable's.
+            # A variable without a device is from before the build. TensorFlow puts it on the device
+            # that it prefers, the first GPU or else the CPU, which is taken to be tower 0's. It
+            # puts a taker without a device ('') beside the variable.
             devices_beside_variable = {'', variable.device or device_of_tower_0}
             taker_devices = {taker.device for taker in op.outputs[0].consumers()}
             is_taken_elsewhere = not taker_devices <= devices_beside_variable
@@ -184,16 +186,16 @@ def check_references_in_loops(towers: typing.Sequence[Tower]) -> None:
 
 
 def _reference_variable(op: tf.Operation) -> tf.Operation:
-    """The operation of the reference variable that an operation hands on; or writes, since an
-    `Assign` gives the variable as its result."""
+    """The operation of the reference variable that an operation hands on or writes. (An `Assign`
+    gives the variable that it writes as its result.)"""
     while op.type not in VARIABLE_OPS:
         op = op.inputs[0].op
     return op
 
 
 def fetches_without_updates(towers: typing.Iterable[Tower]) -> list:
-    """List of the tensors of towers that a step may fetch: losses, predictions and gradients, not
-    their updates."""
+    """List of the tensors of towers that a step may fetch: losses, predictions and gradients, but
+    no updates."""
     fetches = []
     for tower in towers:
         fetches += fetches_in(
@@ -203,8 +205,8 @@ def fetches_without_updates(towers: typing.Iterable[Tower]) -> list:
 
 def _find_writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, step: Operations,
                  finder: Writes) -> typing.List[TowerWrite]:
-    """Finds the writes in a step that are to wait: of some variables those of tower 0, of the
-    others those of every tower.
+    """Finds the writes in a step that are to wait: every tower's writes of the variables with the
+    role `EVERY`, and tower 0's writes of all other variables.
 
     Args:
       towers: all towers.
@@ -255,10 +257,10 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
         """Whether the read of a hold waits for some write already."""
         return all(map(waits.follows_any, hold.ends))
 
-    # Say that a read of v waits for a write of w. If the write of v waits for this read, it waits
-    # for the write of w, too, and the write of w can wait for nothing that comes after the write of
-    # v. So these holds come last (False is before True): added first, they would make other waits
-    # close a circle, and these would be left out.
+    # Say that a read of v waits for a write of w. If the write of v waits for this read, it also
+    # waits for the write of w. Then the write of w can wait for nothing that comes after the write
+    # of v. So the holds of such reads come last (False is before True): if they were added first,
+    # the waits of other holds would close a circle, and would be left out.
     for hold in sorted(holds, key=comes_after_a_write):
         is_added = _add_wait(hold, waits)
         is_read_of_new_value = hold.certainly_reads and not is_added
@@ -270,8 +272,8 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
 
 
 def _add_wait(hold: Hold, waits: Waits) -> bool:
-    """Adds the wait of a hold for one of its ends: the first that closes no circle. Returns whether
-    there is such an end."""
+    """Adds the wait of a hold for one of its ends: the first end for which the wait closes no
+    circle. Returns whether there is such an end."""
     for end in hold.ends:
         reader = 'it' if end is hold.reader else hold.reader.name
         reason = '%s reads variable %s before this write' % (reader, hold.write.variable)
@@ -289,13 +291,13 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
 
     Args:
       towers: all towers.
-      reads: the operations among which the reads are: those of the forward and backward passes.
+      reads: the operations of the forward and backward passes, among which the reads are.
       writes: the writes.
       takers: {name of a variable: the operations that take it}.
       frames: the loops and branches around all these operations.
-      reads_of_updates: names of the operations that the towers' updates need. What every tower
-        writes waits for these reads, too: rows that an update computes from the variable are
-        computed from what was there before the step, in all towers.
+      reads_of_updates: names of the operations that the towers' updates need. A write that every
+        tower makes also waits for the reads among these: where an update computes rows from the
+        variable, all towers compute them from the values before the step.
     """
     reads_before = _ReadsBefore(writes, takers, reads, reads_of_updates,
                                 _steps_of_losses(towers[0]))
@@ -343,8 +345,8 @@ class _ReadsBefore:
                 if self._is_read_in_time(taker, write) and not self._may_come_later(taker, write)]
 
     def _is_read_in_time(self, taker: tf.Operation, write: TowerWrite) -> bool:
-        """Whether an operation is one of those whose reads have to come before a write: of the
-        forward and backward passes; before a write of every tower, also of the updates."""
+        """Whether an operation belongs to a pass whose reads have to come before a write: to the
+        forward or backward pass; or, if every tower makes the write, to the updates."""
         if taker.name in self._reads:
             return True
         return write.has_role_every and taker.name in self._reads_of_updates
@@ -356,8 +358,8 @@ class _ReadsBefore:
         return names_of(self._finder.readers(variable)) & self._reads.keys()
 
     def _may_come_later(self, taker: tf.Operation, write: TowerWrite) -> bool:
-        """Whether an operation that takes the variable of a write is a write, too, and one that
-        this write need not wait for."""
+        """Whether an operation that takes the variable of a write is itself a write, for which this
+        write need not wait."""
         other = self._writes.get(taker.name)
         if other is None:  # it reads
             return False
@@ -365,8 +367,9 @@ class _ReadsBefore:
             return True
         if other.has_role_every and write.has_role_every:  # ordered by `_write_in_order_of_towers`
             return True
-        # Each loss of several has a step of its own. A step that runs the write, but not the other
-        # one, would have to run the other one, too, if the write waited for it.
+        # With several losses, each loss has a step of its own. Say that the step of one loss runs
+        # this write, but not the other write. If this write waited for the other one, that step
+        # would have to run both.
         return any(write.op.name in step and taker.name not in step
                    for step in self._steps_of_losses)
 
@@ -383,17 +386,17 @@ class _ReadEnds:
         self._towers = towers
         self._frames = frames
         self._in_training: typing.Optional[typing.Set[str]] = None  # found when it is needed
-        # {name of a read: its ends}. One read is of many variables: whatever is computed from a
-        # reference variable may read its memory.
+        # {name of a read: its ends}. One operation may be a read of many variables, and is asked
+        # for each: whatever is computed from a reference variable may read its memory.
         self._ends: typing.Dict[str, typing.List[tf.Operation]] = {}
 
     def of(self, reader: tf.Operation) -> typing.List[tf.Operation]:
         """The operations of a `Hold` for a read: to wait for any of them is to wait for the read.
 
         Returns:
-          The read itself; of a read in a loop or a branch, the operations that come after it
-          outside, those of the forward pass first: a write that waits for the forward pass alone
-          can come early.
+          The read itself. For a read in a loop or a branch, the operations outside that come after
+          it; first the operations of the forward pass, since a write that waits for the forward
+          pass alone can come early.
         """
         if reader.name not in self._ends:
             self._ends[reader.name] = self._find(reader)
@@ -405,7 +408,7 @@ class _ReadEnds:
         is_outside_of_loops_and_branches = ends == [reader]
         if is_outside_of_loops_and_branches:
             return ends
-        # Not operations that only predictions need: a training step does not run them.
+        # Operations that only predictions need are left out: a training step does not run them.
         ends_in_training = with_names(ends, self._names_in_training())
         return sorted(ends_in_training, key=self._is_backward)
 
@@ -440,12 +443,13 @@ def _steps_of_losses(tower: Tower) -> typing.List[typing.Set[str]]:
 
 def updates_that_write(other_towers: typing.Iterable[Tower],
                        names: typing.Iterable[str]) -> typing.List[tf.Operation]:
-    """Finds the update ops of the towers after the first that a step has to run: those that write
-    variables which every tower writes. All others, as of batch norm, the first tower runs alone.
+    """Finds the operations that a step has to run for the update ops of the towers after the first:
+    the writes of variables that every tower writes. The first tower alone runs all other update
+    ops, such as batch norm's.
 
     Args:
       other_towers: the towers after the first.
-      names: names of the variables that all towers write: counters, rows, state of their own.
+      names: names of the variables that all towers write: counters, rows, each tower's own state.
 
     Returns:
       List of the operations to run, in the order of their names.
@@ -460,8 +464,8 @@ def updates_that_write(other_towers: typing.Iterable[Tower],
         frames = Frames(operations)
         for op in tower.own(operations):
             if finder.writes_any(op, variables):
-                # A step cannot fetch an operation in a loop or a branch, but what comes after it.
-                # If nothing comes after the write, the update op itself is in the loop or branch,
-                # and runs as that of the first tower does.
+                # A step cannot fetch an operation in a loop or a branch, but it can fetch an
+                # operation outside that comes after it. If none comes after the write, the update
+                # op itself is in the loop or branch, and runs as the first tower's update op does.
                 found.update(by_name(frames.ends(op) or [op]))
     return in_order_of_names(found)

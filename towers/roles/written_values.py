@@ -6,7 +6,8 @@
     a sum, or a count of examples, added                every tower adds, in turn
     rows, each of one example, by places of examples    every tower writes, in turn
 
-Several writes of one variable in a step are tower 0's alone, or every tower's if all add.
+If a step writes one variable several times, tower 0 makes all of these writes; or every tower makes
+all of them, if all are additions that every tower has to make.
 A moving average is linear in the earlier value of the variable. Any other value is refused: no
 tower can write it, since a part of the batch gives another value than the whole batch.
 
@@ -14,8 +15,8 @@ Each value that the program writes gets a verdict: who writes it, and why.
 
 Words of `proof/` used here, of a value: it `is_shared` if it is the same on every tower; it
 `is_count` if it is a multiple of the number of examples; it `is_by_example` if its entries belong
-to single examples. Its `shard_statistics` are statistics of the shard on which it depends besides,
-and its `reason`, if it has one, says why nothing is proven of it.
+to single examples. Its `shard_statistics` are the statistics of the shard on which it depends, but
+not linearly. Its `reason`, if it has one, says why nothing is proven of it.
 """
 
 import collections
@@ -37,10 +38,10 @@ class ProvenWriters(typing.NamedTuple):
     """Who has to write the shared variables, by what is proven of the written values.
 
     Attributes:
-      every_tower: names of the variables that every tower writes, one tower after the other. All
-        others are written by tower 0 only.
-      reasons: {name of a variable: what is proven of its new value, in words}; without the
-        variables of which nothing has to be proven, as with one tower.
+      every_tower: names of the variables that every tower writes, one tower after the other. Tower
+        0 alone writes all other variables.
+      reasons: {name of a variable: what is proven of its new value, in words}; empty where nothing
+        has to be proven, as with one tower.
     """
     every_tower: typing.Set[str]
     reasons: typing.Dict[str, str]
@@ -48,7 +49,8 @@ class ProvenWriters(typing.NamedTuple):
 
 def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
                    request: Request) -> ProvenWriters:
-    """Finds who has to write each shared variable, for it to be as on one device.
+    """Finds who has to write each shared variable, so that it gets the value that it has on one
+    device.
 
     Args:
       recorded: the call of the model function.
@@ -61,7 +63,7 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
     proven = ProvenWriters(set(), {})
     if request.training.update_ops != 'first':  # 'all' and 'none' say who writes
         return proven
-    if not is_divided(request):  # what the one tower writes is written as on one device
+    if not is_divided(request):  # the one tower writes what one device writes
         return proven
     judge = _Judge(recorded, request)
     writes_by_variable: typing.Dict[str, typing.List[_JudgedWrite]] = collections.defaultdict(list)
@@ -77,14 +79,14 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
 
 
 def is_divided(request: Request) -> bool:
-    """Whether several towers, on parameter servers of several workers, write the same variables, in
-    the build of a `Request`: each has a part of the batch."""
+    """Whether several towers, each with a part of the batch, may write the same variables, in the
+    build of a `Request`. On parameter servers the towers of all workers share the variables."""
     is_on_parameter_servers = request.served_rank is not None
     return len(request.split.parts) > 1 or is_on_parameter_servers
 
 
 class _Writer(enum.Enum):
-    """Who has to write a value for the variable to be as on one device."""
+    """Who has to write a value, so that the variable is as on one device."""
     TOWER_0 = 'tower 0, for all'
     EVERY_TOWER = 'every tower, in turn'
     NONE = 'nobody can'
@@ -119,7 +121,7 @@ class _JudgedWrite(typing.NamedTuple):
 
 
 class _Judge:
-    """Says of written values who has to write them, by what is proven of a call."""
+    """Says who has to write each value, by what is proven of a call of the model function."""
 
     def __init__(self, recorded: Recorded, request: Request):
         """
@@ -127,10 +129,10 @@ class _Judge:
           recorded: the call of the model function, with what is proven of it.
           request: `Request` of the build.
         """
-        self.analysis = recorded.proven.analysis
+        self._analysis = recorded.proven.analysis
         self._request = request
-        self._static_size = recorded.proven.static_size
-        self._from_shard = recorded.from_shard
+        self._static_size = recorded.proven.static_size  # examples of the shard; or None
+        self._from_shard = recorded.from_shard  # names of operations that depend on the shard
         self._batch_norm_statistics = recorded.proven.batch_norms.statistics()
 
     def judged(self, write: Write) -> typing.List[_JudgedWrite]:
@@ -150,19 +152,21 @@ class _Judge:
             judged.append(_JudgedWrite(written.variable, write.op.name, verdict, written.adds))
         if judged:
             return judged
-        # What an operation without a rule writes is the same on every tower, else it is refused.
+        # The proof has no rule for this operation. It writes the same on every tower: otherwise
+        # `_check_unknown_write` has refused it. Whether it adds is not known.
         return [_JudgedWrite(variable, write.op.name, _SAME_ON_TOWERS, adds=False)
                 for variable in write.variables]
 
     def _values_of(self, write: Write) -> typing.List[Written]:
-        """List of the values that the operation of a `Write` writes to its variables; not those for
-        variables of another role, such as counters of metrics, which are none of the `Write`. [] of
-        an operation without a rule in the proof.
+        """List of the values that the operation of a `Write` writes to the variables of this
+        `Write`. The operation may also write variables of another role, such as counters of
+        metrics, which the `Write` does not have: their values are left out. [] for an operation
+        without a rule in the proof.
 
         Raises:
           SharedVariableError: an operation without a rule writes by the examples.
         """
-        values = self.analysis.writes.get(write.op.name, [])
+        values = self._analysis.writes.get(write.op.name, [])
         if not values:
             self._check_unknown_write(write)
         return [written for written in values if written.variable in write.variables]
@@ -175,12 +179,15 @@ class _Judge:
           op: the operation of the program that writes it.
         """
         if not self._is_from_shard(op):
-            # Nothing of the shard is upstream of it. It may be the number of examples all the same:
-            # of a shard of 32 examples `tf.shape(x)[0]` may be the constant 32 in the graph.
+            # Nothing of the shard is upstream of the value, so it is a constant for the graph. But
+            # with a shard of 32 examples `tf.shape(x)[0]` may be the constant 32 in the graph. So
+            # an added 32 is refused here, since it may count examples or not.
             refused = self._refused_count(written, op)
             if refused is not None:
                 return refused
-            is_size_constant = written.value.is_count  # the proof takes the constant for a size
+            # The proof may have found that another constant is a multiple of the number of
+            # examples. Then the value is judged below as one that depends on the examples.
+            is_size_constant = written.value.is_count
             if not is_size_constant:
                 return _SAME_ON_TOWERS
         if written.indices is not None:
@@ -198,13 +205,13 @@ class _Judge:
         if value.reason is not None:  # nothing is proven of the value
             return _refused(written, op, _in_words(value.reason))
         if is_shared(value):
-            # A constant may be the number of examples: see `_refused_count`.
+            # An added constant may be the number of examples: see `_refused_count`.
             return self._refused_count(written, op) or _SAME_ON_TOWERS
         if _is_moving_average(written):
             return _AVERAGE
         if self._shard_statistics(value):
-            # Each term depends on several examples, as in mean((x - mean(x)) ** 2), so that not
-            # even the sum over the towers is that of the batch.
+            # Each term depends on several examples, as in mean((x - mean(x)) ** 2), so that even
+            # the sum of the towers' values is not the batch's value.
             return _refused(written, op, self._why(value))
         if _is_added_sum(written):
             return _SUM
@@ -238,7 +245,7 @@ class _Judge:
 
     def _why_across_examples(self, state: State) -> typing.Optional[str]:
         """Why values or indices of rows cannot be written by single examples, in words: nothing is
-        proven of them, or they depend on statistics of the shard. None of all others."""
+        proven of them, or they depend on statistics of the shard. None for any other values."""
         if state.reason is not None:
             return _in_words(state.reason)
         if self._shard_statistics(state):
@@ -249,15 +256,15 @@ class _Judge:
         """Raises `SharedVariableError` for a write by an operation that the proof has no rule for
         (no assign, add or scatter), if what it writes depends on the examples."""
         op = write.op
-        if not self._is_from_shard(op):  # each tower would write the same: tower 0 may
+        if not self._is_from_shard(op):  # each tower would write the same, so tower 0 may write
             return
         # The proof imports a graph of static size once more, for another number of examples. Where
         # the import of an operation fails, a constant before it has the size of the shard.
-        is_imported = op.name in self.analysis.analysed
+        is_imported = op.name in self._analysis.analysed
         if self._static_size is not None and not is_imported:
             raise SharedVariableError(_holds_size(write.variables[0], op, self._static_size))
         for tensor in list(op.inputs) + _conditions(op):
-            state = self.analysis.state(tensor)
+            state = self._analysis.state(tensor)
             if not is_shared(state):
                 raise SharedVariableError(
                     'the model function writes variable %s (operation %s, %s) by its examples '
@@ -267,7 +274,7 @@ class _Judge:
     def _is_from_shard(self, op: tf.Operation) -> bool:
         """Whether the shard decides what an operation writes, or how often: a loop over the
         examples may add 1 for each of them."""
-        conditions = map(self.analysis.state, _conditions(op))
+        conditions = map(self._analysis.state, _conditions(op))
         return op.name in self._from_shard or not all(map(is_shared, conditions))
 
     def _shard_statistics(self, state: State) -> typing.AbstractSet[str]:
@@ -279,9 +286,9 @@ class _Judge:
         """Why neither tower 0 nor every tower can write a value, in words."""
         if value.reason is not None:
             return _in_words(value.reason)
-        names = self.analysis.in_order(self._shard_statistics(value))
+        names = self._analysis.in_order(self._shard_statistics(value))
         if names:
-            return _in_words(self.analysis.reasons[names[0]])
+            return _in_words(self._analysis.reasons[names[0]])
         return 'the value is %s' % value.kind.value
 
     def _refused_count(self, written: Written, op: tf.Operation) -> typing.Optional[_Verdict]:
@@ -384,7 +391,7 @@ def _holds_size(variable: str, op: tf.Operation, size: int) -> str:
     Args:
       variable: name of the variable.
       op: the operation of the program that writes it.
-      size: of the shard.
+      size: how many examples the shard has.
     """
     return ('the model function writes variable %s (operation %s) by its examples, and the graph '
             'has the size of a shard, %d, in it, so that it is not known which tower is to write: '
@@ -421,7 +428,7 @@ def _check_writes_together(variable: str, writes: typing.Sequence[_JudgedWrite])
 
 
 def _check_in_turn(op: tf.Operation, written: Written, request: Request) -> None:
-    """Refuses what every tower would write in turn where it cannot.
+    """Refuses a write that every tower has to make in its turn, where the towers cannot take turns.
 
     Args:
       op: the operation of the program that writes.
@@ -434,8 +441,8 @@ def _check_in_turn(op: tf.Operation, written: Written, request: Request) -> None
     if are_on_parameter_servers:
         reason = 'no machine waits for the turns of another one: train on one machine'
     elif request.has_copies and has_rows:
-        # In a ring and with Horovod each worker has a copy of the variable. A count may be that of
-        # the worker's own examples; rows have to be in all copies.
+        # In a ring and with Horovod each worker has a copy of the variable. In such a copy a count
+        # may count the worker's own examples alone; but rows have to be in all copies.
         reason = 'other machines would not get the rows: train on one machine'
     elif is_in_function or compat.in_control_flow(op):
         reason = 'the operation is in a branch, a loop or a function: write outside of it'
