@@ -76,8 +76,8 @@ def batch_sum(x: typing.Any) -> tf.Tensor:
     """The sum of a tensor over all towers of the batch; every tower gets it.
 
     Where there is one tower, or no build, it is the tensor itself, since the batch is whole there:
-    a model runs unchanged on one device. A program that is built before its `build_towers` keeps a
-    mark with it, by which the towers of its finished model take the sum.
+    a model runs unchanged on one device. In a finished model, which is made before its build, the
+    tensor keeps a mark, by which the build makes the towers take the sum.
 
     Args:
       x: a dense tensor of floats or integers, of the same shape on every tower.
@@ -99,7 +99,7 @@ def batch_sum(x: typing.Any) -> tf.Tensor:
 def batch_mean(x: typing.Any) -> tf.Tensor:
     """The mean of a tensor over all towers, each weighted by its number of examples.
 
-    Of a mean over a shard's examples it is the mean over the batch's.
+    If x is the mean over a shard's examples, the result is the mean over the batch's examples.
 
     Args:
       x: a dense tensor of floats, of the same shape on every tower.
@@ -125,8 +125,9 @@ def batch_concat(x: typing.Any) -> tf.Tensor:
 
 
 def batch_moments(moments: tf.Tensor) -> tf.Tensor:
-    """`[mean; variance; count]` of C channels over all towers, from those of the shard, which are
-    over the same examples: a vector [2 C + 1] of floats. One exchange does all of a batch norm."""
+    """`[mean; variance; count]` of C channels over all towers, a vector [2 C + 1] of floats, so
+    that one exchange does all of a batch norm. `moments` is such a vector of the shard: its mean
+    and its variance are over the same numbers, which its count counts."""
     return _value(moments, 'moments')
 
 
@@ -142,7 +143,9 @@ def _value(x: typing.Any, kind: str) -> tf.Tensor:
     graph = compat.outermost_graph(tf.get_default_graph())
     _check_is_in_graph(x, kind, graph)
     call = current_call(graph)
-    if call is None:  # outside of a build: the model is on one device, or is built before its build
+    if call is None:
+        # No build calls a model function: the model is on one device, or is finished before its
+        # build.
         return _mark_for_build(x, kind)
     _check_not_refused(x, kind, call)
     if call.num_parts == 1:  # the one tower has the whole batch
@@ -151,15 +154,16 @@ def _value(x: typing.Any, kind: str) -> tf.Tensor:
     mark = Mark(next(call.numbers), kind, is_gradient=False)
     if kind != 'concat':
         return _marked(x, mark, x.shape)
-    # The placeholder takes any number of rows as its input: those of the tower for now, and those
-    # of the batch from `exchange`. The model function sees as many rows as the batch has.
+    # The placeholder takes any number of rows as its input: the rows of the tower for now, and the
+    # rows of the batch once `exchange` has connected the towers. The model function sees as many
+    # rows as the batch has.
     marked = _marked(x, mark, _with_num_rows(x.shape, None))
     marked.set_shape(_with_num_rows(x.shape, _num_rows_of_batch(x, call)))
     return marked
 
 
 def _with_num_rows(shape: tf.TensorShape, num_rows: typing.Optional[int]) -> tf.TensorShape:
-    """The shape with another first dimension; None for one that is not static."""
+    """The shape with another first dimension; `num_rows` is None if it is not static."""
     return tf.TensorShape([num_rows]).concatenate(shape[1:])
 
 
@@ -167,7 +171,7 @@ def _num_rows_of_batch(rows: tf.Tensor, call: Call) -> typing.Optional[int]:
     """How many rows all parts of the batch have together, where the static size of one part's rows
     tells it; else None."""
     num_rows = rows.shape.as_list()[0] if rows.shape.ndims else None
-    if num_rows is None or not call.has_equal_parts:  # another part may have other rows
+    if num_rows is None or not call.has_equal_parts:  # other parts may have more or fewer rows
         return None
     return num_rows * call.num_parts
 
@@ -258,7 +262,7 @@ def _backward(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     # The build itself takes gradients after the call of the model function.
     is_in_model_function = current_call(op.graph) is not None
     # Gradients are added up over the towers, which is right if each tower's loss has the tower's
-    # weight. Of a gradient that the model function takes, that is not known.
+    # weight. Whether a gradient that the model function takes is of such a loss is not known.
     if is_in_model_function:
         raise ModelFunctionError(
             'the model function takes a gradient (tf.gradients) through batch_%s(%s), which towers '
@@ -266,7 +270,8 @@ def _backward(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     mark_of_gradient = mark._replace(is_gradient=True)
     if mark.kind != 'concat':
         return _marked(gradient, mark_of_gradient, gradient.shape)
-    # `gradient` has the rows of the batch, and what comes in its place the rows of the tower.
+    # `gradient` has the rows of the batch. `exchange` will put a gradient in its place that has the
+    # rows of the tower.
     marked = _marked(gradient, mark_of_gradient, _with_num_rows(x.shape, None))
     marked.set_shape(x.shape)
     return marked
@@ -276,8 +281,8 @@ def _mark_for_build(x: tf.Tensor, kind: str) -> tf.Tensor:
     """Makes an identity of a tensor, with the kind of exchange as its attribute. A later build that
     gets this model as a finished one exchanges the value, see `mark_import`.
 
-    An eager tensor, or one in the graph of a function, is returned as it is: a finished model has
-    no such tensor.
+    An eager tensor, or a tensor in the graph of a function, is returned as it is: a finished model
+    has no such tensor.
     """
     is_eager = not hasattr(x, 'graph')
     if is_eager or x.graph is not compat.outermost_graph(x.graph):
@@ -330,7 +335,8 @@ _INSTEAD = {
     'sum': 'take the sum over its examples first, tf.reduce_sum(x, axis)',
     'mean': 'take the mean over its examples first, tf.reduce_mean(x, axis)',
     'concat': 'it joins rows [rows, ...] of examples'}
-"""What to do about a value that a kind of exchange is not made for."""
+"""{kind of exchange: what to do about a value that it is not made for}. `'moments'` is not among
+them: `sync_batch_norm` exchanges moments after the check."""
 
 
 def check_batch_values(operations: typing.Iterable[tf.Operation], analysis: Analysis) -> None:
@@ -340,7 +346,7 @@ def check_batch_values(operations: typing.Iterable[tf.Operation], analysis: Anal
     what is the same on every tower, or a statistic, has no rows of examples to be joined.
 
     Args:
-      operations: those of the forward pass.
+      operations: the operations of the forward pass.
       analysis: the analysis of this forward pass.
 
     Raises:

@@ -4,8 +4,9 @@
 mark: a value may be recomputed, and its gradient be taken more than once.
 
 Each kind of exchange is a class, made of the towers' values: `value` is what every tower gets, and
-`gradients` gives each tower its own from the sum of all towers'. With a cluster, each adds up over
-the workers, too: values in one message (rows of unknown numbers in two), gradients in one.
+`gradients` computes each tower's gradient from the sum of all towers' gradients. With a cluster,
+each exchange also adds up over the workers: the value takes one message (two if the numbers of rows
+have to be exchanged first), and each gradient takes one.
 
 Its tests are `tests/whole_batch/test_batch_values.py` and `tests/whole_batch/test_workers.py`.
 """
@@ -26,11 +27,11 @@ Marks = typing.Dict[Mark, typing.List[tf.Operation]]
 """{mark: the operations of one tower that have it, in the order of making}."""
 
 OperationsByTower = typing.List[typing.List[tf.Operation]]
-"""For each tower its operations of one mark, in the order of making."""
+"""For each tower its operations with one mark, in the order of making."""
 
 
 class _Batch(typing.NamedTuple):
-    """How the examples are shared out among what exchanges values."""
+    """How the examples of a step are shared out among the towers, and among the workers."""
     machine_weights: typing.Sequence  # of the towers: their parts of this machine's examples
     workers: typing.Optional[Workers]  # None: this machine has all examples
 
@@ -57,8 +58,8 @@ def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str,
       workers: the workers whose towers take part; None for this worker alone.
 
     Returns:
-      The exchanged values and gradients that every step computes. In a cluster no worker leaves a
-      step before them, since the other workers wait for its part.
+      The exchanged values and gradients that every step computes. In a cluster a worker's step has
+      to compute all of them before it ends, since the other workers wait for this worker's part.
 
     Raises:
       ModelFunctionError: towers ask for different values, or a tower has no rows to concatenate.
@@ -72,7 +73,8 @@ def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str,
     exchanged: typing.List[tf.Tensor] = []
     # Outside of the caller's control dependencies: a value is computed when a tower needs it.
     with tf.control_dependencies(None), tf.name_scope('batch_values'), only_device(device):
-        # By their numbers; of one number the value comes before its gradient, which needs it.
+        # In the order of their numbers. Of two marks with one number, the mark of the value comes
+        # before the mark of the gradient, which needs the exchange of the value.
         for mark in sorted(marks_of_towers[0]):
             operations_by_tower = [marks[mark] for marks in marks_of_towers]
             if mark.is_gradient:
@@ -91,8 +93,8 @@ def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str,
 
 def _exchange_of_kind(kind: str, operations_by_tower: OperationsByTower,
                       batch: _Batch) -> '_Exchange':
-    """Exchanges the values that the operations of one mark hand on so far: each its own tower's."""
-    # A tower has several operations where the value is recomputed; all hand on the same value.
+    """Exchanges the values that the operations with one mark hand on so far: the towers' own."""
+    # A tower has several such operations where the value is recomputed; all hand on one value.
     own_values = [operations[0].inputs[0] for operations in operations_by_tower]
     return _EXCHANGES[kind](own_values, batch)
 
@@ -220,11 +222,11 @@ class _Mean(_Exchange):
         return [weighted(total, weight) for weight in self._weights]
 
 
-class _OwnRows(typing.NamedTuple):
-    """Which of all workers' rows are this worker's; ints, or int32 scalars."""
-    begin: typing.Any  # the rows of the workers of lower rank
-    size: typing.Any  # the rows of this worker; none when it has no batch
-    total: typing.Any  # the rows of all workers
+class _RowRange(typing.NamedTuple):
+    """Where this worker's rows are among the rows of all workers; ints, or int32 scalars."""
+    begin: typing.Any  # how many rows the workers of lower rank have
+    size: typing.Any  # how many rows this worker has; 0 when it has no batch
+    total: typing.Any  # how many rows all workers have
 
 
 class _Concat(_Exchange):
@@ -232,48 +234,49 @@ class _Concat(_Exchange):
 
     def __init__(self, values: typing.List[tf.Tensor], batch: _Batch):
         self._num_rows = tf.stack([tf.shape(rows)[0] for rows in values])  # of each tower
-        self._own_rows: typing.Optional[_OwnRows] = None  # where there are other workers
+        self._row_range: typing.Optional[_RowRange] = None  # set where there are other workers
         with tf.control_dependencies(_assertions_of_examples(batch.machine_weights)):
             rows = tf.concat(values, 0)
             if batch.workers is not None:
-                own = _own_rows(rows, batch.workers)
-                self._own_rows = own
-                rows_handed_in = rows[:own.size]  # all, or none by a worker without a batch
+                row_range = _find_row_range(rows, batch.workers)
+                self._row_range = row_range
+                rows_handed_in = rows[:row_range.size]  # all, or none by a worker without a batch
                 rows = batch.workers.concat(
-                    rows_handed_in, num_before=own.begin, num_rows=own.total)
-            self.value = _of_any_size(rows)  # it replaces inputs with the rows of one tower
+                    rows_handed_in, num_before=row_range.begin, num_rows=row_range.total)
+            # The marked operations take the rows of one tower so far, and will take all rows.
+            self.value = _of_any_size(rows)
 
     def gradients(self, total: tf.Tensor) -> typing.List[tf.Tensor]:
-        if self._own_rows is not None:
-            total = self._rows_of_this_worker(total, self._own_rows)
+        if self._row_range is not None:
+            total = self._rows_of_this_worker(total, self._row_range)
         gradients_of_towers = tf.split(total, self._num_rows)
         return list(map(_of_any_size, gradients_of_towers))
 
-    def _rows_of_this_worker(self, total: tf.Tensor, own: _OwnRows) -> tf.Tensor:
-        """Of the gradients of all workers' rows those of the rows that this worker's towers have
-        computed."""
-        gradients = total[own.begin:own.begin + own.size]
-        # The towers of a worker without a batch have computed rows, too, say 8, but `own.size` is 0
-        # and none was handed in: the gradients of the 8 rows are zeros.
-        num_not_handed_in = tf.reduce_sum(self._num_rows) - own.size
+    def _rows_of_this_worker(self, total: tf.Tensor, row_range: _RowRange) -> tf.Tensor:
+        """The gradients of the rows that this worker's towers have computed, out of the gradients
+        of all workers' rows."""
+        gradients = total[row_range.begin:row_range.begin + row_range.size]
+        # In a worker without a batch the towers have computed rows as well, say 8. But its
+        # `row_range.size` is 0 and no row was handed in: the gradients of the 8 rows are zeros.
+        num_not_handed_in = tf.reduce_sum(self._num_rows) - row_range.size
         other_axes = [[0, 0]] * (gradients.shape.ndims - 1)
         return tf.pad(gradients, [[0, num_not_handed_in]] + other_axes)
 
 
-def _own_rows(rows: tf.Tensor, workers: Workers) -> _OwnRows:
-    """Which of all workers' rows a worker's rows are; takes a message where their numbers are not
-    static, or differ from worker to worker."""
+def _find_row_range(rows: tf.Tensor, workers: Workers) -> _RowRange:
+    """Finds where this worker's `rows` are among the rows of all workers. This takes a message
+    where the numbers of rows are not static, or may differ from worker to worker."""
     static_size = rows.shape.as_list()[0]
     if static_size is not None and workers.have_equal_batches:
-        return _OwnRows(begin=static_size * workers.rank, size=static_size,
-                        total=static_size * workers.num_workers)
+        return _RowRange(begin=static_size * workers.rank, size=static_size,
+                         total=static_size * workers.num_workers)
     size = tf.shape(rows)[0]
     if workers.has_batch is not None:
         size *= tf.cast(workers.has_batch, tf.int32)
-    # The sum of vectors in which each worker has filled in its own number.
+    # The sum of vectors in which each worker has filled in the number of its own rows.
     sizes = workers.sum(tf.one_hot(workers.rank, workers.num_workers, size, 0))
-    return _OwnRows(begin=tf.reduce_sum(sizes[:workers.rank]), size=size,
-                    total=tf.reduce_sum(sizes))
+    return _RowRange(begin=tf.reduce_sum(sizes[:workers.rank]), size=size,
+                     total=tf.reduce_sum(sizes))
 
 
 class _Moments(_Exchange):
@@ -330,7 +333,8 @@ class _ChannelMoments(typing.NamedTuple):
         return tf.concat(self, 1)
 
     def joined(self) -> '_ChannelMoments':
-        """The moments over the examples of all groups, with N = 1; at least one group has some."""
+        """The moments over the examples of all groups, with N = 1. At least one group must have
+        examples."""
         count = tf.reduce_sum(self.count, 0, keepdims=True)
         weight = self.count / count
         mean = tf.reduce_sum(weight * self.mean, 0, keepdims=True)
@@ -343,14 +347,14 @@ _EXCHANGES = {'sum': _Sum, 'mean': _Mean, 'concat': _Concat, 'moments': _Moments
 
 
 def _of_any_size(rows: tf.Tensor) -> tf.Tensor:
-    """The same rows, without a static number of them: as an input of an operation, they can take
-    the place of any other number of rows."""
+    """The same rows, but without a static number of rows: as an input of an operation, they can
+    take the place of any other number of rows."""
     return tf.placeholder_with_default(rows, tf.TensorShape([None]).concatenate(rows.shape[1:]))
 
 
 def _assertions_of_examples(weights: typing.Sequence) -> typing.List[tf.Operation]:
     """Assertions that all towers have examples, for weights that only a step knows. Raises
-    `ModelFunctionError` for a tower that never has one."""
+    `ModelFunctionError` for a tower that never has an example."""
     assertions = []
     for weight in weights:
         if isinstance(weight, tf.Tensor):

@@ -37,12 +37,12 @@ def exchange_sums(operations: typing.Iterable[tf.Operation], analysis: Analysis,
                   outputs: typing.Sequence, no_batch_values: typing.Optional[str]) -> bool:
     """Replaces sums over a shard that moving averages are updated with by sums of the whole batch.
 
-    What else reads such a sum, as a loss may, goes on reading the shard's.
+    Other operations that read such a sum, as a loss may, go on reading the shard's sum.
 
     Args:
       operations: the operations of the forward pass.
       analysis: the analysis of this forward pass.
-      outputs: tensors and operations that the model function returns, but for the updates.
+      outputs: tensors and operations that the model function returns, without the updates.
       no_batch_values: why the towers cannot exchange values in this build; or None.
 
     Returns:
@@ -84,7 +84,7 @@ def _reads_for_average(average: _Average, by_name: typing.Dict[str, tf.Operation
       consumers: what is computed for this write.
     """
     reads: typing.List[_Read] = []
-    names_of_sums = average.write.value.reductions  # the operations that take them
+    names_of_sums = average.write.value.reductions  # of the operations that take the sums
     for name in sorted(names_of_sums):
         op = by_name.get(name)  # None if it is in a function
         if op is None or not compat.in_branches_alone(op):
@@ -101,17 +101,18 @@ def _reads_for_average(average: _Average, by_name: typing.Dict[str, tf.Operation
 
 
 class _Consumers:
-    """What is computed from a sum for a write, and what for the outputs of the model function."""
+    """Tells which operations a write is computed from, and which the outputs of the model function
+    are computed from."""
 
     def __init__(self, write: tf.Operation, outputs: typing.Sequence):
         """
         Args:
           write: the operation that writes an average.
-          outputs: as those of `exchange_sums`.
+          outputs: the `outputs` of `exchange_sums`.
         """
         self._for_write = ancestors(write.inputs) | {write.name}
-        # An output that reads the average after the write gets a value of the whole batch, and may
-        # do so. So the walk back from the outputs ends at the write.
+        # An output may read the average after the write: it then gets a value of the whole batch.
+        # So the walk back from the outputs ends at the write.
         operations = list(map(operation_of, outputs))
         producers = functools.partial(_producers_but_of, write)
         self._for_outputs = set(reached(operations, producers))
@@ -122,12 +123,14 @@ class _Consumers:
         return [op for op in total.consumers() if op.name in self._for_write]
 
     def is_for_outputs(self, op: tf.Operation) -> bool:
-        """Whether an output is computed from an operation, otherwise than by the written value."""
+        """Whether an output is computed from an operation, and not only by way of the written
+        value."""
         return op.name in self._for_outputs
 
 
 def _producers_but_of(end: tf.Operation, op: tf.Operation) -> list:
-    """The operations that an operation gets its inputs from, or waits for; none of `end`."""
+    """The operations that compute the inputs of an operation; [] for `end`, so that a walk back
+    ends there."""
     return [] if op is end else producers_of(op)
 
 
@@ -135,13 +138,13 @@ def _reads_of_sum(op: tf.Operation, analysis: Analysis, consumers: _Consumers
                   ) -> typing.List[_Read]:
     """The reads of a sum over the shard on the way to a write.
 
-    The sum of `v + tf.reduce_sum(x)` is the operation's output, which the addition reads. In
-    `v + n`, with n from `tf.shape(x)[0]`, no operation adds up anything: the sum over the towers is
-    that of n, an input of the addition.
+    In `v + tf.reduce_sum(x)` the sum is the output of the `Sum`, which the addition reads. In
+    `v + n`, with n from `tf.shape(x)[0]`, no operation adds up anything: what is to be summed over
+    the towers is n, an input of the addition.
 
     Args:
-      op: the operation that takes the sum; or that computes with a number of examples, such as the
-        addition of `v + n`.
+      op: the operation that takes the sum, such as the `Sum`; or that computes with a number of
+        examples, such as the addition of `v + n`.
       analysis: the analysis of the forward pass.
       consumers: what is computed for the write.
     """
@@ -160,7 +163,7 @@ def _is_count_by_shape(tensor: tf.Tensor, analysis: Analysis) -> bool:
 
 def _averages_of_sums(analysis: Analysis) -> typing.List[_Average]:
     """The writes of shared variables that need a sum over the whole batch."""
-    # Metrics count in all towers, one after the other: their counters get each shard's sum.
+    # Counters of metrics are left out: all towers add their shard's sum, one after the other.
     shared = operation_names(tf.global_variables()) - metric_variables().keys()
     found = []
     for name, writes in analysis.writes.items():
@@ -176,17 +179,18 @@ def _needs_batch(write: Written) -> bool:
     value = write.value
     if value.kind is not Kind.SUM:
         return False
-    # Two kinds of writes are none of a moving average, and left to `roles/`, which decides who
-    # makes them, or refuses them: of a value that depends on statistics of the shard besides, and
-    # of rows of a table.
+    # Two kinds of writes are no writes of a moving average: those of a value that also depends on
+    # statistics of the shard, and those of rows of a table. They are left to `roles/`, which
+    # decides who makes them, or refuses them.
     depends_on_statistics = bool(value.shard_statistics)
     is_for_rows = write.indices is not None
     if depends_on_statistics or is_for_rows:
         return False
     if write.sets:
         return True
-    # `v += S` needs no sum over the batch, since each tower adds its own sum in turn. An offset
-    # would be added by each tower: `v += (1 - d) (S - v)` has the offset -(1 - d) v.
+    # `v += S` needs no sum over the batch, since each tower adds its own sum in turn. But with an
+    # offset the towers cannot take turns, since each would add it: `v += (1 - d) (S - v)` has the
+    # offset -(1 - d) v.
     return value.has_offset
 
 

@@ -5,12 +5,13 @@
     a sum or a count of examples              the sum
     the same on every tower                   tower 0's
 
-Everything else is none of the batch's, whatever is done to the towers' values, and is refused.
+Any other prediction is refused: no combination of the towers' values is known to be the batch's.
 
 Words of `proof/` used here, of the state of a tensor: its `kind` says how it depends on the
-examples, as the rows of the table do; its `axis` is the dimension along which the examples are; in
-`outer` rounds all examples follow each other along it; a `selection` is what has chosen rows of
-some examples; `shard_statistics` are statistics of the shard on which it depends besides.
+examples, as the rows of the table do; its `axis` is the dimension along which the examples are; its
+`outer` says in how many rounds all examples follow each other along this dimension; its `selection`
+names what has chosen rows of some examples; its `shard_statistics` are the statistics of the shard
+on which the tensor depends, but not linearly.
 """
 
 import typing
@@ -46,8 +47,8 @@ def merge_predictions(predictions: list, batch: CutBatch, proven: typing.Any) ->
       A nest like each tower's.
 
     Raises:
-      ModelFunctionError: the nests differ, or a leaf that is no tensor, or that is not known to be
-        made of the batch's examples.
+      ModelFunctionError: the nests differ in structure; or a leaf is no tensor, or is not known to
+        be made of the batch's examples.
     """
     _check_structures(predictions)
     are_rows = isinstance(predictions[0], RowsOfExamples)
@@ -117,7 +118,8 @@ def _merged_unproven(tensors: typing.List[tf.Tensor], batch: CutBatch, proven: t
     is_scalar = first.shape.ndims == 0  # it has no rows, whatever its author says
     if not are_rows or is_scalar:
         raise _refusal(first, why_not_merged(first, proven))
-    # Where at least the dimension of the examples is proven, they are joined along that one.
+    # If the dimension of the examples is proven, the predictions are joined along it; else along
+    # the first dimension, where the author says that the examples are.
     state = proven.analysis.state(first)
     axis = state.axis if state.is_by_example else 0
     return _joined(tensors, axis, batch)
@@ -129,9 +131,9 @@ def merged_tensor(by_tower: typing.List[tf.Tensor], batch: CutBatch,
     merged. The arguments are those of `merge_predictions`, with one tensor a tower."""
     if len(by_tower) == 1:
         return by_tower[0]
-    state = proven.analysis.state(by_tower[0])  # the towers are alike: it is that of all
+    state = proven.analysis.state(by_tower[0])  # the towers are alike: all have this state
     depends_on_shard = bool(_statistics_beside_batch_norms(state, proven))
-    if depends_on_shard:  # so that one device would have other values
+    if depends_on_shard:  # one device would have other values
         return None
     if state.kind is Kind.ROWS and not _are_of_one_round(by_tower[0], proven.analysis):
         return None
@@ -142,13 +144,13 @@ def _are_of_one_round(rows: tf.Tensor, analysis: typing.Any) -> bool:
     """Whether rows were selected from one round of all examples (a state's `outer` is the number of
     rounds).
 
-    `concat([x, z])`, of two tensors of the examples, has two rounds. A mask leaves rows of x and
-    then rows of z of it: joined shards would have the rows of z of one shard before the rows of x
-    of the next.
+    `concat([x, z])`, of two tensors of the examples, has two rounds. A mask leaves some rows of x,
+    and after them some rows of z. If shards were joined, the rows of z of one shard would be before
+    the rows of x of the next shard.
 
-    The selection of rows is the name of the `Where` that has made places of a mask; or that of a
-    tensor ('x/values:0'), of a sparse input of the batch. A second mask may leave some of the rows
-    that a first one has left. Then the first one tells the rounds.
+    The selection of rows is the name of the `Where` that has made places of a mask; or, for a
+    sparse input of the batch, the name of a tensor ('x/values:0'). A second mask may leave some of
+    the rows that a first mask has left. Then the first mask tells the rounds.
     """
     selection = analysis.state(rows).selection
     while not _is_of_sparse_input(selection):
@@ -170,8 +172,8 @@ def _is_of_sparse_input(selection: str) -> bool:
 
 
 def _statistics_beside_batch_norms(state: State, proven: typing.Any) -> typing.Set[str]:
-    """The names of the statistics of the shard that a tensor depends on, but for those of batch
-    norms. The latter do not stop a merge: the loss differs from one device's by them, too."""
+    """The names of the statistics of the shard that a tensor depends on, without the statistics of
+    batch norms. These do not stop a merge: they also make the loss differ from one device's."""
     return set(state.shard_statistics - proven.batch_norms.statistics())
 
 
@@ -184,11 +186,11 @@ def why_not_merged(first: tf.Tensor, proven: typing.Any) -> str:
         reason = proven.analysis.reasons[statistics[0]]
     if reason is not None:
         return "'%s' (%s) %s" % (reason.operation, reason.type, reason.why)
-    # Its kind is proven, and none that can be merged.
+    # The tensor's kind is proven, but tensors of this kind, or in these rounds, cannot be merged.
     text = 'it is %s' % state.kind.value
-    if state.outer > 1:  # the examples, in more rounds than one
+    if state.outer > 1:  # all examples are there more than once
         text += ', %d times after each other' % state.outer
-    elif state.kind is Kind.ROWS:  # of which `_are_of_one_round` is False
+    elif state.kind is Kind.ROWS:  # `_are_of_one_round` is False for these rows
         text += ', which are not known to be chosen from all examples once'
     return text
 
@@ -216,16 +218,16 @@ def _is_same_on_towers(state: State) -> bool:
 
 
 def _can_be_joined(state: State) -> bool:
-    """Whether the values of examples that a tensor has are those of the batch, once the shards are
-    joined. If the shard's examples are there in two rounds, one after the other (`outer` is 2),
-    joined shards do not have the order of the batch."""
+    """Whether joining the towers' values of examples gives the values of the batch, in the batch's
+    order. It does not if a tensor has the shard's examples in two rounds, one after the other
+    (`outer` is 2)."""
     has_examples_once = state.kind is Kind.PER_EXAMPLE and state.outer == 1
     return state.kind is Kind.ROWS or has_examples_once
 
 
 def _adds_up(state: State) -> bool:
-    """Whether the towers' values add up to the batch's: a count of examples does, and a sum over
-    them without an offset, which every tower has added."""
+    """Whether the towers' values add up to the batch's value: a count of examples does, and a sum
+    over the examples without an offset. (Every tower would have added the offset.)"""
     is_plain_sum = state.kind is Kind.SUM and not state.has_offset
     return is_plain_sum or state.is_count
 
@@ -261,7 +263,7 @@ def _joined(tensors: typing.List[tf.Tensor], axis: int, batch: CutBatch) -> tf.T
 
 
 def _up_to(tensor: tf.Tensor, axis: int, length: tf.Tensor) -> tf.Tensor:
-    """The first entries of a tensor along a dimension, so many as `length` says."""
+    """The first `length` entries of a tensor along a dimension."""
     if axis == 0:  # also of a tensor whose rank is not known
         return tensor[:length]
     rank = tensor.shape.ndims
@@ -284,9 +286,9 @@ def _joined_sparse(by_tower: typing.List[tf.SparseTensor], batch: CutBatch, prov
 
 
 def _has_rows_of_examples(tensor: tf.SparseTensor, analysis: typing.Any) -> bool:
-    """Whether the rows of a sparse tensor are proven to be those of the examples: each index vector
-    begins with the position of an example (`Kind.INDICES`), and the value there is of this example,
-    since one selection has made the indices and the values."""
+    """Whether it is proven that row i of a sparse tensor has the values of example i: each index
+    vector begins with the position of an example (`Kind.INDICES`), and the value at this index is
+    of the same example, since one selection has made the indices and the values."""
     indices = analysis.state(tensor.indices)
     values = analysis.state(tensor.values)
     are_rows_at_places = indices.kind is Kind.INDICES and values.kind is Kind.ROWS
@@ -294,14 +296,15 @@ def _has_rows_of_examples(tensor: tf.SparseTensor, analysis: typing.Any) -> bool
 
 
 def _without_padding(rows: tf.SparseTensor, size: Size) -> tf.SparseTensor:
-    """The rows of a sparse tensor of a shard of that size; none if the shard has no example."""
+    """The rows of a shard's sparse tensor; no rows if `size`, the number of the shard's examples,
+    is 0."""
     length = tf.cast(_length_unless_padding(rows.dense_shape[0], size), tf.int64)
     shape = tf.concat([[length], rows.dense_shape[1:]], 0)
     return tf.sparse.slice(rows, tf.zeros_like(rows.dense_shape), shape)
 
 
 def _length_unless_padding(length: tf.Tensor, size: Size) -> tf.Tensor:
-    """How many entries of a tensor of a shard are examples'.
+    """How many entries of a shard's tensor belong to examples: all, or none if they are padding.
 
     Args:
       length: how many entries there are along the dimension of the examples.

@@ -3,7 +3,7 @@ example of the whole batch: the adjacency matrix of a graph whose nodes are the 
 
     A [n, n]                  an input, cut along its first dimension: A_k [n_k, n]
     A_k h_k,  h_k [n_k, m]    fails in the step, since n is not n_k
-    A_k batch_concat(h_k)     the rows of A h that are the tower's
+    A_k batch_concat(h_k)     gives the tower's rows of A h
 """
 
 import typing
@@ -18,7 +18,7 @@ from towers.proof.states import Kind
 
 class _Factor(typing.NamedTuple):
     """A factor of a matrix product."""
-    # the factor; of a sparse one its tensor `dense_shape`, which is fed if the sparse tensor is
+    # the factor; for a sparse factor its `dense_shape`, which is fed when the sparse tensor is fed
     tensor: tf.Tensor
     summed_axis: int  # the dimension that the product adds up over, counted from the last (-1)
     rank: typing.Optional[int]
@@ -30,7 +30,7 @@ def check_products_with_inputs(operations: typing.Iterable[tf.Operation], analys
     for each example of the batch, and h_k a row for each example of one shard.
 
     Args:
-      operations: those of the forward pass.
+      operations: the operations of the forward pass.
       analysis: the analysis of this forward pass.
       shard: the names of the operations that give the shard.
     """
@@ -73,7 +73,7 @@ def _is_whole(factor: _Factor, shard: typing.Container[str]) -> bool:
     op = factor.tensor.op
     is_in_inputs = op.name in shard
     if not is_in_inputs:
-        return op.type in PLACEHOLDERS  # what is fed beside the inputs, every tower gets whole
+        return op.type in PLACEHOLDERS  # every tower gets the whole of what is fed beside inputs
     # An input is cut along its first dimension, and whole along the others.
     if factor.rank is None:  # which dimension is the first one is not known
         return False

@@ -1,10 +1,10 @@
 """The recorded forward pass, with what is proven of it: where the examples are in its tensors.
 
-Statistics that a build takes over the whole batch, of batch norms in sync and of sums that go into
-averages, are exchanged here, before the forward pass is differentiated; the analysis is then made
-of the pass with these values.
+Statistics that a build takes over the whole batch are exchanged here, before the forward pass is
+differentiated: the statistics of batch norms in sync, and sums that go into moving averages. The
+forward pass is then analysed with the exchanged values.
 
-Its tests are those of the modules that it calls.
+The tests of the modules that it calls are its tests.
 """
 
 import typing
@@ -29,10 +29,11 @@ class Proven(typing.NamedTuple):
     Attributes:
       output: what the model function returned, with the exchanged values in the place of the
         shard's.
-      proof: of a batch of any size; `NO_ANALYSIS` where one tower has the whole batch.
-      analysis: of the graph as it was built, for the size that its shard has.
+      proof: the analysis for a batch of any size; `NO_ANALYSIS` where one tower has the whole
+        batch.
+      analysis: the analysis of the graph as it was built, for the size that its shard has.
       batch_norms: the batch norms that use the statistics of a shard.
-      static_size: examples of the shard, where that is static.
+      static_size: how many examples the shard has, where this number is static; else None.
       in_sync: how many batch norms have the statistics of the whole batch.
     """
     output: ModelOutput
@@ -52,7 +53,7 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
       inputs: the shard that it was called with.
       output: `ModelOutput` that it returned.
       updates: list of its updates.
-      registered: list of the losses that it registered, in its own loss or not.
+      registered: list of the losses that it registered, whether its own loss has them or not.
       request: `Request` of the build.
 
     Returns:
@@ -65,7 +66,7 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
     """
     has_several_parts = request.parts_of_batch > 1
     # One tower that has the whole batch is the program as it was written: nothing is to be proven.
-    # One tower of a machine among several is not: the batch of the step is all machines'.
+    # One tower on each of several machines is not: they share the batch of a step.
     is_program_itself = not has_several_parts and request.has_whole_batch
     if is_program_itself:
         return Proven(output=output, proof=NO_ANALYSIS, analysis=NO_ANALYSIS,
@@ -143,6 +144,6 @@ def _with_substitutes(output: ModelOutput,
 
 
 def _operations_since(first: tf.Operation) -> typing.List[tf.Operation]:
-    """The operations of the graph from one of them on, in the order of making."""
+    """The operations of the graph, from the operation `first` on, in the order of making."""
     operations = first.graph.get_operations()
     return operations[operations.index(first):]

@@ -1,11 +1,12 @@
 """`batch_norm='sync'`: batch norms normalize by the statistics of the whole batch.
 
 The recorded forward pass is rewritten before it is differentiated. A batch norm takes the mean over
-the examples of its shard, and the mean of the squared distance from it; that they are such means is
-proven (`proof.batch_norms`). Each of these two becomes its mean over all towers (`batch_mean`); a
-mean over rows, of which examples have different numbers, is weighted by the rows. All readers of
-the statistics, moving averages included, then read the batch's. TensorFlow's fused kernel does both
-in one operation, which is taken apart, and its statistics are exchanged together (`batch_moments`):
+the examples of its shard, and the mean of the squared distance from this mean; `proof.batch_norms`
+proves that both are means over the examples. Each of the two becomes its mean over all towers
+(`batch_mean`); a mean over rows, of which examples have different numbers, is weighted by the rows.
+All readers of the statistics, moving averages included, then read the batch's statistics.
+TensorFlow's fused kernel takes the statistics and normalizes in one operation. This operation is
+taken apart, and its statistics are exchanged together (`batch_moments`):
 
     mean = E[x]    variance = E[(x - mean)^2]    y = (x - mean) / sqrt(variance + epsilon) g + b
 
@@ -111,9 +112,10 @@ def _batch_norms_in(function: typing.Any) -> typing.List[str]:
 def _check_loops_v2(operations: typing.Iterable[tf.Operation], analysis: Analysis,
                     library: Library) -> None:
     """Raises `ModelFunctionError` for a batch norm over the examples in a loop of control flow v2.
-    One that normalizes each example alone, as in a `tf.map_fn`, may stay."""
-    # `analysis.means` names the operations that take means over the examples. Of one that is in a
-    # function the name is that of the call and of the node: 'while/body/moments/variance'.
+    A normalization of each example alone, as in a `tf.map_fn`, may stay."""
+    # `analysis.means` names the operations that take means over the examples. If such an operation
+    # is in a function, the name is made of the names of the call and of the node:
+    # 'while/body/moments/variance'.
     means_in_functions = analysis.means - names_of(operations)
     if not means_in_functions:
         return
@@ -148,7 +150,7 @@ def _check_gradients(batch_norms: typing.Iterable[tf.Operation],
 
     Args:
       batch_norms: an operation of each batch norm.
-      operations: those of the forward pass.
+      operations: the operations of the forward pass.
     """
     # TensorFlow makes the gradient of the operation 'x/y' in the name scope 'gradients/x/y_grad'.
     names_of_gradients = [op.name for op in operations if '_grad/' in op.name]
@@ -163,11 +165,12 @@ def _check_gradients(batch_norms: typing.Iterable[tf.Operation],
 
 
 def _replace_by_batch_mean(mean: tf.Tensor, state_of_input: State) -> tf.Tensor:
-    """Makes all that reads a mean of the shard read the batch's, which is returned.
+    """Makes all operations that read a mean of the shard read the mean of the batch, which is
+    returned.
 
     Args:
-      mean: the mean.
-      state_of_input: the state of the tensor that it is the mean of.
+      mean: the mean of the shard.
+      state_of_input: the state of the tensor whose mean it is.
     """
     readers = list(mean.consumers())  # before `batch_mean` becomes one of them
     with compat.within_branch(mean.op), tf.name_scope('sync_batch_norm/'):
@@ -183,8 +186,8 @@ def _mean_over_rows(mean: tf.Tensor) -> tf.Tensor:
     """The mean over the rows of all towers, from a mean over a shard's rows. An example may have
     any number of rows, so towers are weighted by their rows, not by their examples.
 
-    The rows are counted as a sum of ones, of which the proof knows that it is a sum over the
-    examples; of a number in `tf.shape` it does not.
+    The rows are counted as a sum of ones, since the proof knows such a sum as a sum over the
+    examples. It does not know this of a number of rows in `tf.shape`.
     """
     rows, axes = mean.op.inputs
     keepdims = mean.op.get_attr('keep_dims')
@@ -267,13 +270,13 @@ def _moments_of_batch(numbers: tf.Tensor, axes: typing.List[int]) -> _BatchMomen
     """The statistics of the whole batch.
 
     Args:
-      numbers: those of the shard.
+      numbers: the numbers of the shard, a tensor of any rank.
       axes: the dimensions of `numbers` to take the statistics over, all but the channels'.
     """
     sizes = [tf.shape(numbers)[axis] for axis in axes]
     mean = tf.reduce_mean(numbers, axes, keepdims=True)
-    # The gradient of the variance with respect to the mean is 0, as the distances from the mean add
-    # up to 0: it need not be computed.
+    # The gradient of the variance with respect to the mean need not be computed: it is 0, since the
+    # distances from the mean add up to 0.
     squared_distances = tf.squared_difference(numbers, tf.stop_gradient(mean))
     variance = tf.reduce_mean(squared_distances, axes)
     count = tf.cast(tf.reduce_prod(sizes), numbers.dtype)

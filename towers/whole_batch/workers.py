@@ -1,7 +1,7 @@
 """The workers of a cluster that make a step together, for the exchange of values between them.
 
-`n_w` are the examples of worker w in a step, n those of all W workers. A *message* is one operation
-that all workers run, see `towers/cluster/`.
+`n_w` is the number of examples of worker w in a step, n the number of examples of all W workers. A
+*message* is one operation that all workers run, see `towers/cluster/`.
 
 Its tests are `tests/whole_batch/test_workers.py`.
 """
@@ -14,17 +14,17 @@ from towers.placement.variable_device import only_device
 
 
 class Workers(typing.NamedTuple):
-    """This worker, and those that make a step with it."""
+    """This worker, and the workers that make a step with it."""
     num_workers: int  # W
     rank: int  # of this worker
     fraction: typing.Union[float, tf.Tensor]
     """n_w / n of this worker; a float64 scalar where only a step knows it."""
     has_batch: typing.Optional[tf.Tensor]
     """Whether the data of this worker go on in a step, a bool scalar; None where they always do.
-    Without a batch it runs the messages, too, since the others wait in them."""
+    A worker without a batch also runs the messages, since the other workers wait in them."""
     add_up: typing.Callable[[tf.Tensor], tf.Tensor]
-    """`f(tensor)`: the sum of the tensors of all workers, which are of one shape; one message. Any
-    other message is made of a sum, as that of `concat`."""
+    """`f(tensor)`: the sum of the tensors of all workers, which are of one shape; one message. All
+    other messages, such as `concat`'s, are made of such a sum."""
 
     @property
     def have_equal_batches(self) -> bool:
@@ -48,7 +48,7 @@ class Workers(typing.NamedTuple):
         It is a sum: each worker puts zeros in the places of the others' rows.
 
         Args:
-          rows: [n, …] of this worker.
+          rows: the rows of this worker.
           num_before: how many rows the workers of lower rank have, an int or a scalar.
           num_rows: how many rows all workers have, an int or a scalar.
         """
