@@ -70,8 +70,8 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
     Gradients are aligned by their variable, not by their place in the list. Dense gradients are
     added, and never stacked: a stack would write and read each of them once more. `IndexedSlices`
     are concatenated, rows with their values, and stay sparse. Where each tower's lookup has unique
-    ids (`embedding_lookup_sparse`), rows that several towers have are added up, so the result has
-    unique rows, too. Where one tower's gradient is sparse and another's is dense, the sum is dense.
+    ids (`embedding_lookup_sparse`), rows that several towers have are added up, so the result also
+    has unique rows. Where one tower's gradient is sparse and another's is dense, the sum is dense.
     The weight gradient of a wide dense layer, x^T dy, is one product over the examples of all
     towers; see `joined_product`. Where only some towers have a gradient of a variable, their
     gradients are summed; a variable without a gradient in any tower is left out.
@@ -102,8 +102,9 @@ def combine(tower_gradients: typing.Sequence) -> Pairs:
     variables.
 
     Args:
-      tower_gradients: a list of `(gradient, variable)` for each tower; and perhaps one that belongs
-        to no tower, with the gradients of the variables from which the batch itself is computed.
+      tower_gradients: a list of `(gradient, variable)` for each tower; and perhaps a list that
+        belongs to no tower, with the gradients of the variables from which the batch itself is
+        computed.
     """
     combined = []
     for aligned in align(tower_gradients):
@@ -120,8 +121,8 @@ def all_reduce(tower_gradients: typing.Sequence, other_gradients: typing.Sequenc
                devices: typing.Sequence[str]) -> Combined:
     """Sums the towers' gradients and gives every tower the sums, for replicas.
 
-    The gradients of one variable are added up on the device of one tower: that on which the fewest
-    bytes are added up so far, so that every tower does about the same work.
+    The gradients of one variable are added up on the device of one tower: the device on which the
+    fewest bytes are added up so far. So every tower does about the same work.
 
     Args:
       tower_gradients: a list of `(gradient, variable)` for each tower.
@@ -273,12 +274,12 @@ def _rows_of_all(gradients: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
 
     The rows of all towers are concatenated, except where a lookup takes each row only once
     (`embedding_lookup_sparse`, whose ids are made unique): there, rows with the same index are
-    added up. On one device such a gradient has no row twice. If the combined one had, a norm of its
-    values, taken for clipping, would differ from one device's.
+    added up. On one device such a gradient has no row twice. If the combined gradient had a row
+    twice, a norm of its values, taken for clipping, would differ from one device's.
     """
     lookups_of_towers = list(map(lookups_of, gradients))
-    # In towers that are copies of one program, the n-th lookup of each is the same lookup. If the
-    # lookups differ, the caller's gradients are not of such towers.
+    # In towers that are copies of one program, the n-th lookup of each tower is the same lookup. If
+    # the lookups differ, the gradients that the caller gave are not of such towers.
     kinds_of_lookups = set(map(_are_unique, lookups_of_towers))
     are_alike = len(kinds_of_lookups) == 1
     has_unique_lookup = any(_are_unique(lookups_of_towers[0]))
@@ -302,8 +303,8 @@ def _are_unique(lookups: typing.Iterable[Lookup]) -> typing.Tuple[bool, ...]:
 
 
 def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """The rows of several slices as one `IndexedSlices`, in their order. Its shape is the first one
-    that is known; None if none is."""
+    """The rows of several slices as one `IndexedSlices`, in the order of the slices. Its shape is
+    the first known shape among the slices; None if no shape is known."""
     dense_shape = None
     indices = []
     values = []
@@ -313,7 +314,7 @@ def _concatenated(slices: typing.List[tf.IndexedSlices]) -> tf.IndexedSlices:
         if dense_shape is None:
             dense_shape = rows.dense_shape
     dtypes = {tensor.dtype for tensor in indices}
-    if len(dtypes) > 1:  # int32 and int64, which `tf.concat` does not take together
+    if len(dtypes) > 1:  # int32 and int64: `tf.concat` takes tensors of one dtype
         indices = [tf.cast(tensor, tf.int64) for tensor in indices]
     return tf.IndexedSlices(values=tf.concat(values, 0), indices=tf.concat(indices, 0),
                             dense_shape=dense_shape)

@@ -5,9 +5,9 @@ the gradient y_k [r_k, n] of its outputs, a row an example. The sum over the tow
 
     sum_k x_k^T y_k  =  [x_1; …; x_N]^T [y_1; …; y_N]
 
-With few examples a tower, N products as large as the weights need not be made, and read again to be
-added up (the "sufficient factors" of Xie et al., UAI 2016). The towers' own products stay in the
-graph; TensorFlow's optimizer drops them from a step that fetches none of them.
+With few examples a tower, this saves making N products as large as the weights, and reading them
+again to add them up (the "sufficient factors" of Xie et al., UAI 2016). The towers' own products
+stay in the graph; TensorFlow's optimizer drops them from a step that fetches none of them.
 """
 
 import typing
@@ -18,7 +18,7 @@ from towers.graph.graph_walk import ancestors, operations_named
 from towers.graph.variable_access import REFERENCE_VARIABLES
 
 # Measured on two cores, see benchmarks/results/speed.md: from 64 examples a tower on, towers that
-# multiply side by side are as fast. No more rows in all than were measured.
+# multiply side by side are as fast. More than 128 rows in all were not measured.
 _MOST_ROWS = 32  # of one tower
 _MOST_JOINT_ROWS = 128  # of all towers
 _LEAST_ELEMENTS = 2 ** 20  # of the variable
@@ -33,7 +33,7 @@ def joined_product(gradients: typing.List[typing.Any],
       variable: the variable.
 
     Returns:
-      The sum; or None where it cannot be one product, or that would not pay, see
+      The sum. None where it cannot be one product; where one product would not be faster, see
       `_can_be_replaced`; or where the devices are not CPUs of one process.
     """
     if len(gradients) < 2:
@@ -53,7 +53,7 @@ def joined_product(gradients: typing.List[typing.Any],
     factors = _factors(products)
     if factors is None or not factors.have_few_rows:
         return None
-    with tf.control_dependencies(awaited):  # for what each tower's product has waited for
+    with tf.control_dependencies(awaited):  # what the towers' own products wait for
         # The rows of all towers, one below the other: [sum of r_k, m] and [sum of r_k, n], or their
         # transposes.
         x = tf.concat(factors.inputs, axis=factors.axis_of_rows_of_x)
@@ -101,14 +101,14 @@ class _Factors(typing.NamedTuple):
 class _Source(typing.NamedTuple):
     """Where a tensor comes from."""
     op: tf.Operation  # the operation that computes it, and not only hands it on
-    control_inputs: typing.List[tf.Operation]  # what that, and the `Identity`s after it, wait for
+    control_inputs: typing.List[tf.Operation]  # what `op` and the `Identity`s after it wait for
 
 
 def _source_of(tensor: tf.Tensor) -> _Source:
-    """The operation that computes a tensor: the one before all `Identity`s.
+    """The operation that computes a tensor: the operation before all `Identity`s.
 
-    Where a gradient function gives several gradients, as that of `MatMul` does, `tf.gradients` puts
-    an `Identity` after each, which waits for all of them.
+    Where a gradient function gives several gradients, as `MatMul`'s does, `tf.gradients` puts an
+    `Identity` after each gradient, which waits for all of these gradients.
     """
     op = tensor.op
     control_inputs = list(op.control_inputs)
@@ -128,8 +128,8 @@ def _can_be_replaced(products: typing.List[tf.Operation], variable: tf.Variable)
 
 
 def _factors(products: typing.List[tf.Operation]) -> typing.Optional[_Factors]:
-    """The factors of the towers' products; None where the products do not transpose theirs alike.
-    """
+    """The factors of the towers' products; None where the products do not all transpose the same
+    factors."""
     transpositions = {(op.get_attr('transpose_a'), op.get_attr('transpose_b')) for op in products}
     if len(transpositions) > 1:
         return None
@@ -140,7 +140,8 @@ def _factors(products: typing.List[tf.Operation]) -> typing.Optional[_Factors]:
 
 
 def _is_thin_product(op: tf.Operation, elements: int) -> bool:
-    """Whether an operation is a product of matrices of static shapes that are much smaller than it.
+    """Whether an operation is a product of matrices of static shapes that are much smaller than the
+    product.
 
     Joining the towers' products reads and writes each factor once more, and saves reading and
     writing the products. It pays where the factors have at most half of a product's elements.
@@ -168,7 +169,7 @@ def _can_be_left_out(product: tf.Operation) -> bool:
         return False
     # The product may read the memory of a reference variable V upstream. `tf.gradients` makes the
     # gradients of a product's factors wait for each other, so that the gradient of V, and with it
-    # the update of V, comes after the tower's own product. It would not wait for the joined one.
+    # the update of V, comes after the tower's own product. It would not come after the joined one.
     upstream = operations_named(product.graph, ancestors(product.inputs))
     types_upstream = {op.type for op in upstream}
     return types_upstream.isdisjoint(REFERENCE_VARIABLES)

@@ -34,8 +34,8 @@ class LossScale(_Rule):
 
     Attributes:
       initial: S of the first step.
-      growth_steps: finite steps in a row after which S grows; 0 keeps it from growing.
-      factor: by which it grows and shrinks, above 1.
+      growth_steps: finite steps in a row after which S grows; 0 keeps S from growing.
+      factor: the factor by which S grows and shrinks, above 1.
       least: S never falls below this.
       most: S never rises above this.
     """
@@ -43,8 +43,8 @@ class LossScale(_Rule):
 
     def __new__(cls, initial: float = 2. ** 15, growth_steps: int = 2000, factor: float = 2.,
                 least: float = 1., most: float = 2. ** 24):
-        """Makes it; raises `InvalidArgumentError` unless 0 < least <= initial <= most, factor > 1.
-        """
+        """Makes the rule; raises `InvalidArgumentError` unless 0 < least <= initial <= most and
+        factor > 1."""
         numbers = {'initial': initial, 'factor': factor, 'least': least, 'most': most}
         for name, value in numbers.items():
             check_number(name, value, above=0, most=_LARGEST, expected='a positive float32')
@@ -118,7 +118,8 @@ class ScaledLosses:
         """A gradient divided by the scale; None for None."""
         if gradient is None:
             return None
-        # Not times the inverse: of a scale above 2 ** 126 that would be flushed to zero.
+        # A division, not a product with the inverse: the inverse of a scale above 2 ** 126 would be
+        # flushed to zero.
         return map_values(lambda values: values / tf.cast(self.scale, values.dtype), gradient)
 
     def watched(self, gradients: list) -> 'WatchedLosses':
@@ -126,7 +127,7 @@ class ScaledLosses:
 
         Args:
           gradients: the `(gradient, variable)` pairs, before the user's function transforms them:
-            it might hide an Inf.
+            the function might hide an Inf.
         """
         are_finite = []  # of each gradient, on the device of its variable
         for gradient, variable in gradients:

@@ -46,7 +46,7 @@ def add_up_micro_batches(micro_batches: typing.Sequence[Tower], per_tower: int,
         micro-batch ends before the next begins, so the tower counts as one stage.
 
     Returns:
-      For each tower the sums of its gradients, sparse where all are.
+      For each tower the sums of its gradients. A sum is sparse where all its summands are.
     """
     names_of_initialization = _names_of_initialization(tf.get_default_graph())
     totals = []
@@ -75,7 +75,7 @@ def _add_up_in_order(micro_batches: typing.Sequence[Tower], stages: typing.Seque
     Returns:
       The pairs of the summed gradients and their variables.
     """
-    operations = []  # for each micro-batch those of its passes
+    operations = []  # for each micro-batch, the operations of its passes
     for micro_batch in micro_batches:
         operations.append(_operations_of_passes(micro_batch, stages, names_of_initialization))
     if len(stages) > 1:
@@ -99,14 +99,14 @@ def _add_up_gradients(micro_batches: typing.Sequence[Tower], backward_order: typ
                       operations: typing.Sequence[OperationsOfPasses],
                       stages: typing.Sequence[str],
                       names_of_initialization: typing.Set[str]) -> Pairs:
-    """Adds up the gradients of one tower's micro-batches as they are there: in the order of the
-    backward passes. Returns the sums, with their variables.
+    """Adds up the gradients of one tower's micro-batches as soon as they are computed: in the order
+    of the backward passes. Returns the sums, with their variables.
 
     Args:
       micro_batches: the tower's micro-batches.
       backward_order: the indices of the micro-batches in the order of their backward passes.
-      operations: for each micro-batch the operations of its passes; those that add up gradients
-        are put into the backward passes.
+      operations: for each micro-batch the operations of its passes. The operations that add up
+        gradients are added to the backward passes.
       stages: the device of each stage.
       names_of_initialization: the names of the operations that a session runs before the first
         step.
@@ -145,7 +145,8 @@ def _add_to_backward_passes(operations: OperationsOfPasses, sums: typing.Iterabl
 
     Args:
       operations: the operations of the micro-batch's passes, which are added to.
-      sums: operations that add the micro-batch's gradients to those of the micro-batches before.
+      sums: operations that add the micro-batch's gradients to the sum over the micro-batches
+        before.
       stages: the device of each stage.
     """
     for op in sums:
@@ -178,8 +179,8 @@ def _sum_of_two(total: Pairs, gradients: Pairs, stages: typing.Sequence[str]) ->
     with tf.name_scope('accumulate_gradients'):
         for aligned in by_variable([total, gradients]):
             added = None
-            # A variable upstream of the inputs has no gradient in any micro-batch: its gradient
-            # comes from the whole batch.
+            # A variable upstream of the inputs has no gradient in any micro-batch: its gradient is
+            # taken once, through all shards.
             if aligned.gradients:
                 added = _added(aligned.gradients, aligned.variable, stages)
             sums.append((added, aligned.variable))
@@ -250,8 +251,8 @@ def _check_forward_passes(operations: OperationsOfPasses, num_stages: int, devic
 
 
 def _names_before(last: tf.Operation) -> typing.Set[str]:
-    """The names of an operation and of those that run before it in a step. Where it comes after a
-    loop (v1), all operations of the loop's iterations are among them."""
+    """The names of an operation and of all operations that run before it in a step. If it comes
+    after a loop (v1), all operations of the loop's iterations are among these."""
     def awaited(op: tf.Operation) -> typing.List[tf.Operation]:
         return graph_walk.operations_named(op.graph, _awaited_with_iterations(op))
     return set(graph_walk.reached([last], awaited))
@@ -297,7 +298,8 @@ def _make_follow(earlier: typing.List[tf.Operation], later: typing.List[tf.Opera
     last_operations = _last_operations(earlier, frames)
     if not last_operations:
         return
-    # One operation between the passes needs fewer edges than each pair of a last and a first one.
+    # One operation between the passes needs fewer edges than an edge from each last operation to
+    # each first one.
     with tf.control_dependencies(last_operations):
         ended = tf.no_op('next')
     names_later = graph_walk.names_of(later)
@@ -312,8 +314,8 @@ def _last_operations(operations: typing.Iterable[tf.Operation],
                      frames: Frames) -> typing.List[tf.Operation]:
     """The operations of a pass that no other operation of the pass waits for.
 
-    An operation within a loop or branch (v1) runs several times a step, or never. It is not among
-    them, but the operation by which its result leaves the loop may be.
+    An operation within a loop or branch (v1) runs several times a step, or never: it is left out.
+    The operation by which its result leaves the loop or branch may be among the last operations.
 
     Args:
       operations: the operations of the pass.
@@ -330,8 +332,9 @@ def _may_wait(op: tf.Operation, names_of_initialization: typing.Set[str]) -> boo
     """Whether an operation of a micro-batch may be made to wait for others.
 
     Constants may not, since TensorFlow computes them once and for all. Handles of variables, tables
-    and queues may not, nor what runs before the first step (`names_of_initialization`): they run
-    outside of steps, too, where nothing that they would wait for can run.
+    and queues may not, nor may operations that run before the first step
+    (`names_of_initialization`): all of these also run outside of steps, where nothing that they
+    would wait for can run.
     """
     if op.type == 'Const' or op.name in names_of_initialization:
         return False
@@ -343,9 +346,9 @@ def _may_wait(op: tf.Operation, names_of_initialization: typing.Set[str]) -> boo
 def _names_not_folded(operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
     """The names of the operations that are computed from more than constants.
 
-    The others, such as an attention mask, TensorFlow computes before the step (constant folding).
-    It then has one constant for all micro-batches. If these operations waited for passes, each
-    micro-batch would have a constant of its own.
+    TensorFlow computes the other operations, such as an attention mask, before the step (constant
+    folding). It then has one constant for all micro-batches. If these operations waited for passes,
+    each micro-batch would have a constant of its own.
     """
     sources = [op for op in operations if _may_vary(op)]
     return graph_walk.reachable_from(sources, operations, control=True)
@@ -369,7 +372,7 @@ def _names_of_initialization(graph: tf.Graph) -> typing.Set[str]:
 
 
 def check_order(fetches: typing.Iterable, operations_of_model: typing.Iterable = ()) -> None:
-    """Refuses micro-batches of which an earlier one would wait for a later one.
+    """Refuses a model in which an earlier micro-batch would wait for a later one.
 
     Args:
       fetches: what a step runs.
@@ -405,11 +408,12 @@ def _named_operation(circle: typing.Sequence[tf.Operation],
 
 
 def _awaited_with_iterations(op: tf.Operation) -> typing.Set[str]:
-    """Names of the operations that an operation waits for; of an `Exit`, by which a loop (v1) is
-    left, also of the loop's `NextIteration`s.
+    """Names of the operations that an operation waits for; for an `Exit`, by which a loop (v1) is
+    left, the loop's `NextIteration`s are among them.
 
-    In the graph an `Exit` does not wait for these, nor for what is before them, such as a push onto
-    a stack. But the `Exit` runs in the last iteration, and they have run in those before.
+    In the graph an `Exit` does not wait for the `NextIteration`s, nor for operations before them,
+    such as a push onto a stack. But the `Exit` runs in the last iteration, and the others have run
+    in the iterations before.
     """
     if op.type in ('Exit', 'RefExit'):
         return awaited_names(op) | _next_iterations(op)
@@ -423,11 +427,11 @@ def _next_iterations(exit_of_loop: tf.Operation) -> typing.Set[str]:
 
         Enter -> Merge -> Switch -> body -> NextIteration -> Merge;  Switch -> Exit
 
-    All `Switch`es take the loop's condition, by which those of other variables are found.
+    The `Switch`es of all variables take the loop's condition: by it they are found.
     """
     switch = exit_of_loop.inputs[0].op
     if len(switch.inputs) != 2:
-        return set()  # a loop that is not as TensorFlow makes it
+        return set()  # the loop is not of the form above, in which TensorFlow makes loops
     condition = switch.inputs[1]
     merges = [switch_of_variable.inputs[0].op for switch_of_variable in condition.consumers()]
     names = set()

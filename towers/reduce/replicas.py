@@ -7,9 +7,10 @@ value of the model's variable, so `tf.local_variables_initializer`, which `Monit
 after it has restored a checkpoint, makes all replicas, and their slots, equal to the model's.
 
 An optimizer of TensorFlow's own updates every replica by the same combined gradient, so that they
-stay equal, bit for bit (`is_repeatable`). Any other may look at names or at a norm over variables:
-it updates the model's own variables, whose values are then sent to the replicas, as are values
-that an update which rides on the train op (`UPDATE_OPS`), such as the clipping of weights, writes.
+stay equal, bit for bit (`is_repeatable`). Any other optimizer may look at names, or at a norm over
+variables: it updates the model's own variables, and their new values are then sent to the replicas.
+Values that an update which rides on the train op (`UPDATE_OPS`) writes, such as clipped weights,
+are sent to the replicas as well.
 """
 
 import collections
@@ -100,7 +101,8 @@ class Replicas(typing.NamedTuple):
         """List of the gradients of a variable by which the towers update it, one a tower.
 
         Where the towers' own all-reduce has given each tower the sum, and the user's function has
-        left it as it is, each tower takes its own. Else all take the one gradient.
+        left the sum as it is, each tower takes the sum that it has. Else all towers take the one
+        gradient.
 
         Args:
           gradient: the gradient to apply, combined and transformed.
@@ -138,10 +140,10 @@ class Replicas(typing.NamedTuple):
         """Operations that give replicas the values of their variables, one for each replica.
 
         Args:
-          names: the names of the variables whose replicas are set. Those without replicas, such as
-            slots, do not count.
-          after: the operations that these wait for: all that write the variables, or read the
-            replicas, in a step.
+          names: the names of the variables whose replicas are set. Names of variables without
+            replicas, such as slots, do not count.
+          after: the operations that the returned operations wait for: all that write the variables,
+            or read the replicas, in a step.
         """
         operations = []
         followed = [entry for name, entry in self.of_variable.items() if name in names]
@@ -175,7 +177,7 @@ class _NewSlots:
 
     An optimizer makes the same slots in the same order for each variable that it updates, and the
     model's variables come before the replicas, see `Replicas.pairs`. So the n-th slot that it makes
-    for a replica belongs to the n-th that it has made for the variable.
+    for a replica corresponds to the n-th slot that it has made for the variable.
 
     Attributes:
       created: list of the slots of replicas.
@@ -230,7 +232,7 @@ class _NewSlots:
         origin = self._origins[name]
         slots_of_origin = self._slots[origin]
         index = self._counts[name]
-        # An optimizer that was used before makes no slot for the variable: it has one already.
+        # An optimizer that was used before makes no slot for the variable, which has one already.
         if index >= len(slots_of_origin):
             raise InvalidArgumentError(
                 'the optimizer makes slot %s for a replica of %s, which has no slot to take '
@@ -255,7 +257,8 @@ class _Slot(typing.NamedTuple):
 
 def follow_updates(replicas: typing.Optional[Replicas], updates: typing.Sequence,
                    after: typing.Sequence) -> typing.List[tf.Operation]:
-    """Operations that give replicas the values that updates of the step write into their variables.
+    """Operations that give replicas the values that updates of the step write into the model's
+    variables.
 
     Args:
       replicas: the replicas, or None.
@@ -323,8 +326,8 @@ def _replicas_on(variable: tf.Variable, devices: typing.Sequence[str],
 
 
 def check_no_replicas(variables: typing.Iterable[tf.Variable]) -> None:
-    """Raises `InvalidArgumentError` if an earlier build keeps replicas of variables that this one
-    trains without them."""
+    """Raises `InvalidArgumentError` if an earlier build keeps replicas of variables that this build
+    trains without replicas."""
     local_names = operation_names(tf.local_variables())
     for variable in variables:
         has_replicas = _replica_name(variable, tower=1) in local_names  # a second tower has one
@@ -339,7 +342,7 @@ def _replica_name(variable: tf.Variable, tower: int) -> str:
     """The name of a variable's replica on a tower.
 
     It sorts after the variable's own name with `:0`: Adam puts its powers of beta on the device of
-    the variable whose name comes first, and that is to be the model's own.
+    the variable whose name comes first, which is to be the model's own variable.
     """
     return '%s_replica_%d/%s' % (variable.op.name, tower, variable.op.name)
 
@@ -366,7 +369,7 @@ def _new_replicas(variable: tf.Variable, names: typing.Sequence[str],
                                  value=first_value, device=device, trainable=True,
                                  constraint=variable.constraint)
         collection[:] = [listed for listed in collection if listed is not replica]
-        if replica.op.name != name:  # TensorFlow has numbered it, as it was taken
+        if replica.op.name != name:  # the name was taken: TensorFlow has added a number to it
             raise NameScopeError('the graph has another operation %r, which is to be the name of a '
                                  'replica of variable %s: rename that operation.'
                                  % (name, variable.op.name))
@@ -388,8 +391,8 @@ def _value_or_initial_value(variable: tf.Variable) -> tf.Tensor:
     not initialized.
 
     So a run may initialize the model's variables and the replicas at the same time, in any order.
-    If it initializes variables that have a value already, a replica may get the old one: then the
-    replicas have to be initialized in a run after it.
+    If it initializes variables that have a value already, a replica may get the old value: then the
+    replicas have to be initialized in a later run.
     """
     with tf.name_scope('replicas/'):
         return value_or_initial_value(variable)

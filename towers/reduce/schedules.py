@@ -1,7 +1,7 @@
 """The order in which a stage of a pipeline runs the passes of its micro-batches.
 
 A micro-batch has a forward and a backward pass through each stage. `stage_order` lists the passes
-of one stage; the passes of other stages, from which it takes tensors, come before by the data.
+of one stage alone: a pass waits for passes of other stages since it takes their tensors.
 """
 
 import typing
@@ -58,7 +58,7 @@ def kept_at_once(schedule: typing.Optional[str], stage: int, num_stages: int, mi
     """The largest number of micro-batches whose activations a stage keeps at the same time.
 
     With `'one_forward_one_backward'`, the first gradient arrives at stage s of K after the forward
-    passes of K - s micro-batches: the last stage has its own gradient after one.
+    passes of K - s micro-batches: the last stage has its own gradient after one forward pass.
 
     Args:
       schedule: the order of the micro-batches.

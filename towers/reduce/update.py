@@ -32,8 +32,8 @@ class Applied(typing.NamedTuple):
       train_op: the operation of the step.
       slots: the variables that the optimizer made for variables.
       slots_of_replicas: the variables that it made for replicas.
-      counts_step: whether the update adds 1 to the global step in the place of the optimizer,
-        which never does, as BERT's.
+      counts_step: whether the update adds 1 to the global step in the place of the optimizer. Some
+        optimizers, such as BERT's, never do so.
     """
 
     train_op: tf.Operation
@@ -48,8 +48,8 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
     """Applies the combined gradients once.
 
     Replicas are updated in the same call of the optimizer. If the optimizer might update them in
-    another way than their variables (it is not `is_repeatable`), they get the new values of these
-    after the update instead.
+    another way than their variables (it is not `is_repeatable`), the replicas are instead given the
+    new values of their variables after the update.
 
     Args:
       tower_set: the towers whose variables are updated.
@@ -74,8 +74,8 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         scopes.enter_context(only_device(placement.main))
         scopes.enter_context(_scope_without_reuse())
         if optimizer_updates_replicas:
-            # TensorFlow asks the inner one of two creator scopes first, `new_slots`. What it says
-            # of the slot of a replica, this scope changes.
+            # Of two creator scopes TensorFlow asks the inner one first, which is `new_slots` below.
+            # This outer scope then changes what `new_slots` has decided for a replica's slot.
             slots_of_replicas = scopes.enter_context(replicas.new_slots(known_variables))
         all_slots = scopes.enter_context(new_slots(placement, known_variables))
         scopes.enter_context(rows_at_rate(optimizer))
@@ -83,7 +83,7 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
         with graph_walk.Recording(tf.get_default_graph()) as recording:
             applied = _apply(optimizer, pairs, global_step, scaled_losses)
         made = recording.operations
-        # Slots are made under the control dependencies, too; their initial values must not wait
+        # Slots are also made under the control dependencies, but their initial values must not wait
         # for a batch.
         free_initial_values(all_slots, made, after)
         do_replicas_follow = replicas is not None and not optimizer_updates_replicas
@@ -144,12 +144,12 @@ def _add_steps_after(applied: typing.Any, global_step: tf.Variable,
 
 
 def _names_written(operations: typing.Iterable[tf.Operation], pairs: Pairs) -> typing.Set[str]:
-    """The names of the variables that an update writes: those that the optimizer was to update, and
-    those that its operations write besides, such as averages.
+    """The names of the variables that an update writes: the variables that the optimizer was to
+    update, and other variables that its operations write, such as averages.
 
     Args:
       operations: the operations that the optimizer has made for the update.
-      pairs: the `(gradient, variable)` pairs that it was to apply.
+      pairs: the `(gradient, variable)` pairs that the optimizer was to apply.
     """
     names = graph_walk.operation_names(variables_of(pairs))
     writes = Writes(tf.get_default_graph())
@@ -164,9 +164,9 @@ def safe_to_fetch(pairs: Pairs) -> Pairs:
 
     A program may fetch a gradient in the run that updates its variable. If the gradient is a sum of
     products with the variable's value, TensorFlow 1.15 computes it twice: once for the program, and
-    once for the update, for which it rewrites the sum. The first may read memory that the update
-    has written already. TensorFlow leaves an identity as it is, so that the program and the update
-    get the same tensor.
+    once for the update, for which it rewrites the sum. The computation for the program may read
+    memory that the update has written already. TensorFlow leaves an identity as it is, so that the
+    program and the update get the same tensor.
     """
     identities = []
     for gradient, variable in pairs:
@@ -208,8 +208,9 @@ class _StepsToAdd(typing.NamedTuple):
     """What has to be added to the global step after an update.
 
     Attributes:
-      number: the scalar to add; None where every step is counted without it.
-      counts_step: whether that is 1 in each step, since the optimizer never counts, as BERT's.
+      number: the scalar to add; None where nothing has to be added.
+      counts_step: whether `number` is 1 in each step, since the optimizer, such as BERT's, never
+        counts.
     """
 
     number: typing.Optional[tf.Tensor]
@@ -236,10 +237,11 @@ def _steps_to_add(applied: typing.Any, made: typing.Iterable[tf.Operation],
     if optimizer_counts:
         number = None
         if scaled_losses is not None:
-            # 1 in a step whose update is skipped, and the optimizer's count with it; else 0.
+            # 1 in a step whose update is skipped, since the optimizer's count is skipped with it;
+            # else 0.
             number = tf.cast(tf.logical_not(scaled_losses.is_finite), dtype)
         return _StepsToAdd(number, counts_step=False)
-    # The program may count the step itself, in an operation for which the update waits.
+    # The program may count the steps itself, in an operation for which the update waits.
     names_run = graph_walk.names_of(graph_walk.step_operations([applied]))
     program_counts = not names_counting.isdisjoint(names_run)
     if program_counts:
@@ -255,15 +257,16 @@ def _apply_if_finite(optimizer: typing.Any, gradients: Pairs,
 
     Args:
       optimizer: an object with `apply_gradients`.
-      gradients: to apply.
-      global_step: for the optimizer to count; or None.
+      gradients: the `(gradient, variable)` pairs to apply.
+      global_step: the variable for the optimizer to count steps in; or None.
       scaled_losses: has the tensor that says whether all gradients are finite.
     """
-    # A new operation, so that it gets the control dependencies around: what has to come before the
-    # update. The branch waits for it.
+    # The identity is made under the control dependencies on what has to come before the update, and
+    # the branch waits for the identity.
     is_finite = tf.identity(scaled_losses.is_finite)
-    # Some optimizers name slots by the name scope. Theirs is to be the one here, without that which
-    # `tf.cond` adds: a name with a slash at its end is absolute, and None is the outermost scope.
+    # Some optimizers name slots by the name scope. They are to use the scope that is open here,
+    # without the scope that `tf.cond` adds: a name with a slash at its end is absolute, and None is
+    # the outermost scope.
     scope_here = tf.get_default_graph().get_name_scope()
     absolute_scope = None
     if scope_here:
@@ -313,7 +316,7 @@ def call_transform(transform: typing.Optional[typing.Callable], gradients: Pairs
       The pairs that the function returned, or `gradients`.
 
     Raises:
-      InvalidArgumentError: it returned anything but gradients of given variables.
+      InvalidArgumentError: the function returned anything but gradients of given variables.
     """
     if transform is None:
         return gradients
@@ -332,9 +335,9 @@ def _checked_pairs(returned: typing.Any, given: Pairs, name_of_function: str) ->
     but gradients of given variables.
 
     Args:
-      returned: what it has returned.
-      given: the pairs that it was given.
-      name_of_function: for the messages.
+      returned: what the function has returned.
+      given: the pairs that the function was given.
+      name_of_function: the function's name for the messages.
     """
     pairs = listed_pairs(returned)
     if not pairs or not _are_given_variables(pairs, given):
