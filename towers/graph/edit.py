@@ -28,8 +28,8 @@ def _names_in(entries: typing.Iterable[bytes]) -> typing.List[str]:
 
 
 def colocation_group(op: tf.Operation) -> typing.List[str]:
-    """List of the names of the operations that `op` is colocated with; its own name if with none.
-    """
+    """List of the names of the operations that `op` is colocated with; if there are none, its own
+    name."""
     return _names_in(op.colocation_groups())
 
 
@@ -59,7 +59,7 @@ def colocate(op: tf.Operation, names: typing.Iterable[str]) -> None:
 
 def colocation_group_of_node(node: tf.NodeDef) -> typing.List[str]:
     """List of the names of the operations that a node of a `GraphDef` is to be colocated with; []
-    if it does not name any, not even its own."""
+    if the node names no operation, not even itself."""
     if '_class' not in node.attr:  # to read a missing attribute would make it
         return []
     return _names_in(node.attr['_class'].list.s)
@@ -95,8 +95,8 @@ def producer_name(text: str) -> str:
 # ---- functions ----------------------------------------------------------------------------------
 
 class Library:
-    """The functions of a graph: all that it has when this is first asked for one, and what `add`
-    adds. A function that is added in another way later is not known."""
+    """The functions of a graph: the functions that the graph has when one is first asked for, and
+    those that `add` adds. A function that is added later in another way is not known."""
 
     def __init__(self, graph: tf.Graph):
         """`graph` is read only when a function is asked for, since to export it takes long."""
@@ -113,12 +113,13 @@ class Library:
         names = functions_of(node)
         if not names:
             return []  # before `_functions`, which may have to export the graph
-        # The type of an operation of `tf.load_op_library` is among them, and is no function.
+        # `names` may also have the type of an operation of `tf.load_op_library`, which is no
+        # function.
         return sorted(names & self._functions().keys())
 
     def reached_from(self, nodes: typing.Iterable[tf.NodeDef]) -> dict:
-        """{name: `FunctionDef`} of all functions that nodes call, themselves or through other
-        functions, and of the functions that compute the gradients of these."""
+        """{name: `FunctionDef`} of all functions that nodes call, directly or through other
+        functions, and of the functions that compute the gradients of these functions."""
         to_visit = self._called_by_any(nodes)
         found: dict = {}
         if not to_visit:
@@ -148,11 +149,12 @@ class Library:
         return self._gradients
 
     def give_gradients(self, copies: typing.Any, new_names: typing.Dict[str, str]) -> None:
-        """Makes the copy of a function's gradient the gradient of the function's copy.
+        """Gives copies of functions their gradients: where a function has a gradient function, the
+        copy of the gradient function becomes the gradient of the function's copy.
 
         Args:
-          copies: the `FunctionDefLibrary` that has the copies; it is changed.
-          new_names: {name of a function: name of its copy}.
+          copies: the `FunctionDefLibrary` that has the copies; the gradients are added to it.
+          new_names: {name of a function: name of its copy}; also of the gradient functions.
         """
         for name, gradient in self.gradients().items():
             if name in new_names:
@@ -208,7 +210,7 @@ def copied_functions(functions: dict, suffix: str,
     """Copies functions together with all that they call.
 
     Args:
-      functions: {name: `FunctionDef`}, with all functions that they call.
+      functions: {name: `FunctionDef`}; the functions that these call are among them.
       suffix: what the copies' names end with: `'f'` becomes `'f__<suffix>'`.
       change: function `(node, is_beside_resource)` that may change the node of a copy; or None. The
         second argument says whether the node takes a resource that is an argument of its function,
@@ -271,11 +273,11 @@ def copy_functions(definition: tf.GraphDef, library: Library, suffix: str) -> No
     Needed for loops of control flow v2. The gradient of such a loop adds a changed copy of the
     condition's function to the graph, and names it after the function. Two imports of a loop that
     called the same function would add two different functions of one name, which TensorFlow
-    refuses. In TF 2 that holds for two graphs of one process, too.
+    refuses. TF 2 also refuses them in two graphs of one process.
 
     Args:
       definition: the nodes, which are changed.
-      library: the functions of the graph that they come from.
+      library: the functions of the graph that the nodes come from.
       suffix: what the copies' names end with.
     """
     functions = library.reached_from(definition.node)

@@ -15,7 +15,7 @@ from towers.graph.op_types import ADDS, HAND_ON, LEAVE_UNCHANGED, SETS
 
 
 class FunctionWrites:
-    """Finds which of their arguments, if these are variables, the functions of a graph write."""
+    """Tells whether functions of a graph write a variable that they get as an argument."""
 
     def __init__(self, library: Library):
         """`library` has the functions."""
@@ -31,7 +31,9 @@ class FunctionWrites:
         """Whether the function of that name writes its argument at that position."""
         key = name, position
         if key not in self._known:
-            self._known[key] = False  # for a function that calls itself, which asks again within
+            # Where a function calls itself, this is asked again within. The call is no reason of
+            # its own: it writes the argument only if another node of the function does.
+            self._known[key] = False
             self._known[key] = self._look_into(self._library.function(name), position)
         return self._known[key]
 
@@ -59,7 +61,7 @@ class FunctionWrites:
         called = self._library.called_by(node)
         if not called:
             return True  # an operation that is not known to leave the variable unchanged
-        # The node writes the variable if a function does that gets it from the node.
+        # The node writes the variable if a function writes it that gets it from the node.
         for index, text in enumerate(inputs):
             is_handle = producer_name(text) in handles
             position_from_end = index - len(inputs)
@@ -84,7 +86,7 @@ def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typ
     arguments = function.signature.input_arg
     handles = _handles(function, {arguments[position].name for position in positions})
     writes = set()  # names of nodes that assign to the variables
-    reads = set()  # names of nodes that take the variables otherwise
+    reads = set()  # names of nodes that take the variables, and leave them unchanged
     for node in function.node_def:
         if not _takes_any(_data_inputs(node), handles):
             continue
@@ -93,7 +95,7 @@ def without_writes(function: typing.Any, positions: typing.Iterable[int]) -> typ
         elif node.op in LEAVE_UNCHANGED:
             reads.add(node.name)
         else:
-            return None
+            return None  # it adds rows (`ResourceScatterAdd`), say, or calls a function
     # A read that waits for a write would give another value without it.
     after_writes = _with_followers(writes, function, _all_inputs)
     late_reads = reads & after_writes
@@ -127,7 +129,7 @@ def _remove_nodes(function: typing.Any, names: typing.Set[str]) -> None:
 
 def _handles(function: typing.Any, arguments: typing.Set[str]) -> typing.Set[str]:
     """Set of the names in a `FunctionDef` by which its nodes take some variables: the names of the
-    arguments that are their handles, and of the nodes that hand one of these on."""
+    arguments that are the variables' handles, and the names of the nodes that hand a handle on."""
     def inputs_handed_on(node: tf.NodeDef) -> typing.Iterable[str]:
         if node.op not in HAND_ON:
             return ()
@@ -143,7 +145,7 @@ def _with_followers(names: typing.Iterable[str], function: typing.Any,
     Args:
       names: names of the nodes or arguments.
       function: `FunctionDef`, whose nodes are in any order.
-      inputs_of_node: function from a node to those of its inputs that count.
+      inputs_of_node: function from a node to the inputs of it that count.
 
     Returns:
       Set of these names, and of the names of the nodes that were found.

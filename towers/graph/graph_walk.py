@@ -185,7 +185,8 @@ def step_operations(fetches: typing.Iterable,
 
 # ---- what an operation is ------------------------------------------------------------------------
 
-# The last four draw regions to pool, or noise around images. TensorFlow calls them not stateful.
+# The last four draw regions to pool, or noise around images. TensorFlow does not declare these four
+# as stateful.
 _RANDOM = frozenset(['TruncatedNormal', 'ParameterizedTruncatedNormal', 'Multinomial',
                      'RngReadAndSkip', 'FractionalMaxPool', 'FractionalAvgPool', 'ExtractGlimpse',
                      'ExtractGlimpseV2'])
@@ -194,9 +195,9 @@ _RANDOM_PREFIXES = ('Random', 'StatefulRandom', 'StatefulUniform', 'StatefulStan
 
 
 def is_random(op: tf.Operation) -> bool:
-    """Whether an operation draws random numbers by a generator of its own, so that each step gives
-    others. A stateless random operation computes its numbers from a seed that is an input of it,
-    and does not count."""
+    """Whether an operation draws random numbers by a generator of its own, so that each step draws
+    other numbers. A stateless random operation computes its numbers from a seed that is an input of
+    it, and does not count."""
     return is_random_type(op.type)
 
 
@@ -284,8 +285,8 @@ def map_leaves(function: typing.Callable, nest: typing.Any) -> typing.Any:
     """Calls a function on each tensor, operation and variable in a nest.
 
     `tf.nest.map_structure` takes sparse and ragged tensors for leaves; with `expand_composites` it
-    takes them apart, and variables as well. Here only the tensors of sparse and ragged ones are
-    leaves, and a variable is one.
+    takes them apart, and variables as well. Here sparse and ragged tensors are taken apart: their
+    tensors are leaves. A variable is a leaf itself.
 
     Args:
       function: from a tensor, an operation or a variable to anything.

@@ -41,8 +41,9 @@ class Imported:
         self.operations = operations
         self.scope = scope
         self._substitutes = substitutes
-        # {name of the operation that makes an original tensor: the one that makes its substitute}.
-        # An import waits for the latter, where its original waits for the former.
+        # {name of the operation that makes an original tensor: the operation that makes the
+        # tensor's substitute}. Where an original waits for the first, its import waits for the
+        # second.
         self._awaited_instead = {
             producer_name(name): tensor.op for name, tensor in substitutes.items()}
 
@@ -73,9 +74,10 @@ class Imported:
           leaf: an operation, a tensor, or an object of the type of a variable.
 
         Returns:
-          For an operation and a tensor, as `operation` and `tensor`. A variable is not imported,
-          and stands for itself. What `tf.assign` returns for a resource variable is an object of
-          that type, too: its `op` is the assignment, whose import stands for it.
+          For an operation or a tensor, what `operation` or `tensor` returns. A variable is not
+          imported, and stands for itself. What `tf.assign` returns for a resource variable is also
+          an object of the type of a variable: its `op` is the assignment, whose import stands for
+          it.
         """
         if isinstance(leaf, tf.Operation):
             return self.operation(leaf)
@@ -104,8 +106,8 @@ class Imported:
 def import_again(operations: typing.Sequence[tf.Operation],
                  substitutes: typing.Dict[str, tf.Tensor], scope: str,
                  change: typing.Optional[typing.Callable] = None) -> Imported:
-    """Imports operations of the default graph into it once more. The `tf.device` scopes around say
-    what the device of an operation leaves open, as in any import of TensorFlow.
+    """Imports operations of the default graph into it once more. What the device of an operation
+    leaves open is filled in by the open `tf.device` scopes, as in any import of TensorFlow.
 
     Args:
       operations: what to import, in the order in which it was made.
@@ -143,12 +145,12 @@ def import_again(operations: typing.Sequence[tf.Operation],
 
 
 def _set_node(node: tf.NodeDef, op: tf.Operation, scope: str) -> None:
-    """Makes a node the import of `op` into a name scope, but for its inputs."""
+    """Makes a node the import of `op` into a name scope; `_set_inputs` writes its inputs."""
     node.CopyFrom(op.node_def)
     make_names_unique(node, scope)
     if colocation_group_of_node(node):
         # `tf.import_graph_def` takes no leader from outside of what it imports. So
-        # `_colocate_import` names the leaders, when all are there.
+        # `_colocate_import` names the leaders, after the import.
         del node.attr['_class']
 
 
@@ -176,13 +178,13 @@ def _set_inputs(node: tf.NodeDef, op: tf.Operation, names: typing.Container[str]
             node.input.append(key)
         else:
             node.input.append(tensor.name)
-    for awaited in with_names(op.control_inputs, names):  # `_wait_for_outside` adds the others
+    for awaited in with_names(op.control_inputs, names):  # `_wait_for_outside` adds other waits
         node.input.append('^' + awaited.name)
 
 
 def _wait_for_outside(op: tf.Operation, imported: Imported) -> None:
-    """Makes the import of `op` wait for what `op` waits for and is not imported, or for what is
-    substituted for that: `tf.import_graph_def` knows only waits for imports."""
+    """Makes the import of `op` wait for the operations that `op` waits for and that are not
+    imported, or for their substitutes: `tf.import_graph_def` knows only waits for imports."""
     awaited_outside = without_names(op.control_inputs, imported.operations)
     new = imported.operations[op.name]
     compat.add_control_inputs(new, list(map(imported.operation, awaited_outside)))
@@ -231,7 +233,7 @@ def defining_operations(context: typing.Any) -> typing.List[tf.Operation]:
     graph = tf.get_default_graph()
     names = []
     for field in _NAMES_OF_TENSORS:
-        name = getattr(definition, field, '')  # a loop has not the fields of a branch
+        name = getattr(definition, field, '')  # a loop does not have the fields of a branch
         if name:  # '' is in a field that is not set
             names.append(name)
     names += getattr(definition, 'loop_exit_names', ())  # a branch has none
@@ -239,11 +241,11 @@ def defining_operations(context: typing.Any) -> typing.List[tf.Operation]:
 
 
 def _restore_contexts(operations: typing.Iterable[tf.Operation], imported: Imported) -> None:
-    """Makes the Python objects by which TensorFlow differentiates loops and branches, one for each
-    that the original operations are in.
+    """Makes the Python objects by which TensorFlow differentiates loops and branches: one for each
+    loop or branch that the original operations are in.
 
     TensorFlow makes an object from a definition, and with it the objects of the loops and branches
-    within. So only the outermost are made here.
+    within. So only the objects of the outermost loops and branches are made here.
     """
     outermost_contexts = {}  # by name
     for op in operations:
@@ -261,8 +263,8 @@ def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
     """Replaces the names of originals by the names of imports in the definition of a loop or
     branch, and in the definitions of the loops and branches within it.
 
-    Operations that were not imported, since nothing needs them, are left out of it; so are loops
-    and branches within it that were not.
+    Operations that were not imported, since nothing needs them, are left out of the definition; so
+    are loops and branches within it that were not imported.
 
     Args:
       definition: `CondContextDef` or `WhileContextDef`, which is changed.
@@ -274,7 +276,7 @@ def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
             setattr(definition, field, _new_name(name, imported))
     is_loop = hasattr(definition, 'loop_enter_names')
     if is_loop:
-        _put_names_of_ends(definition, imported)  # and the name of its context
+        _put_names_of_ends(definition, imported)  # and puts the name of the loop's context
     else:
         definition.context_name = imported.scope + definition.context_name
     _put_names_into_values(definition.values_def, imported)

@@ -15,15 +15,16 @@ def _with_prefixes(prefixes: typing.Iterable[str], names: typing.Iterable[str]
 VARIABLE_OPS = frozenset(['Variable', 'VariableV2', 'VarHandleOp'])
 PLACEHOLDERS = frozenset(['Placeholder', 'PlaceholderV2', 'PlaceholderWithDefault'])
 
-# Operations that give the next elements of a queue, a data set or a reader, by how they begin.
+# Operations that give the next elements of a queue, a data set or a reader, by how their types
+# begin.
 DRAWS_DATA = ('QueueDequeue', 'IteratorGetNext', 'MultiDeviceIteratorGetNext', 'ReaderRead',
               'Unstage', 'MapUnstage', 'OrderedMapUnstage', 'RecordInput', 'BarrierTakeMany')
 
-# Operations that make summaries, of which the values are inputs.
+# Operations that make summaries of their inputs, or merge summaries.
 SUMMARIES = ('MergeSummary', 'ScalarSummary', 'HistogramSummary', 'ImageSummary', 'AudioSummary',
              'AudioSummaryV2', 'TensorSummary', 'TensorSummaryV2')
 
-# Operations that put elements into a queue, by how they begin.
+# Operations that put elements into a queue, by how their types begin.
 FEEDS_DATA = ('QueueEnqueue', 'Stage', 'MapStage', 'OrderedMapStage', 'BarrierInsertMany')
 
 # Iterators that keep state as tables and queues do, without having a `shared_name`, by how their
@@ -55,14 +56,14 @@ CONTROL_FLOW_V2 = BRANCHES_V2 | LOOPS_V2
 HAND_ON = CONTROL_FLOW - {'LoopCond'} | {'Identity', 'IdentityN', 'RefIdentity'}
 LEAD_IN = frozenset(['Identity', 'RefIdentity', 'Enter', 'RefEnter', 'Switch', 'RefSwitch'])
 
-# Operations whose result is the value of the first input, in its own or another shape. The result
-# of `SAME_NUMBERS` may be of another type, too.
+# Operations whose result is the value of the first input, in the same or another shape. The result
+# of `SAME_NUMBERS` may also be of another dtype.
 RESHAPES = frozenset(['Identity', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient',
                       'PreventGradient', 'CheckNumerics'])
 SAME_NUMBERS = RESHAPES | {'Cast'}
 
-# Operations whose output may be the memory of their input. If that is a reference variable's, an
-# operation that takes the output reads the variable at that time.
+# Operations whose output may be the memory of their input. If it is the memory of a reference
+# variable, an operation that takes the output reads the variable when that operation runs.
 HAND_ON_MEMORY = HAND_ON | RESHAPES | {
     'Bitcast', 'Slice', 'StridedSlice', 'Split', 'SplitV', 'Unpack', 'Print', 'RefSelect'}
 
@@ -105,9 +106,9 @@ A build that gets the model as a finished one imports it as a placeholder with `
 
 
 def batch_value_to_be(op: tf.Operation) -> typing.Optional[str]:
-    """The kind of the value of the whole batch, such as `'sum'`, that the import of an operation of
-    a finished model is to hand on. None for an operation that was not made by `batch_sum` and its
-    like."""
+    """The kind of the value of the whole batch, such as `'sum'`, that is to be handed on by the
+    import of an operation of a finished model. None for an operation that `batch_sum` and its like
+    have not made."""
     # The type is asked first, since `node_def` takes long.
     if op.type != 'Identity' or BATCH_VALUE_TO_BE not in op.node_def.attr:
         return None
@@ -115,9 +116,9 @@ def batch_value_to_be(op: tf.Operation) -> typing.Optional[str]:
 
 
 def batch_value_kind(op: tf.Operation) -> typing.Optional[str]:
-    """The kind of the value of the whole batch that an operation hands on, such as `'sum'`: see
-    `Mark.kind` of `batch_values`; in the backward pass the same with `_gradient` after it. None for
-    any other operation."""
+    """The kind of the value of the whole batch that an operation hands on, such as `'sum'`: the
+    `Mark.role` of `batch_values`, which is `'sum_gradient'` in the backward pass. None for any
+    other operation."""
     # The type is asked first, since `node_def` takes long.
     if op.type != 'PlaceholderWithDefault' or BATCH_VALUE not in op.node_def.attr:
         return None

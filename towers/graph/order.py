@@ -56,7 +56,7 @@ class Frames:
         """Whether an operation runs exactly once a step, so that any operation may wait for it: its
         results are in no loop or branch."""
         if op.type in ('Switch', 'RefSwitch'):
-            return False  # of its two results one is missing in each step
+            return False  # in each step, one of its two results is missing
         return not self._around_results.get(op.name)
 
     def ends(self, op: tf.Operation) -> typing.List[tf.Operation]:
@@ -79,11 +79,12 @@ class Frames:
         """Notes which loops and branches are around an operation, and around its results.
 
         An operation is in the same loops and branches as the results that it takes, or waits for.
-        If these are in loops and branches of different depths, it is in the deepest: an operation
-        in a loop may take constants from outside. What gives the results has been noted before.
+        If these results are in loops and branches of different depths, it is in the deepest: an
+        operation in a loop may take constants from outside. The operations that give the results
+        have been noted before.
         """
-        # In the order of names, which is the same in every process: `max` takes the first of the
-        # deepest. The order of a set is not.
+        # Sorted, since the order of a set differs from process to process: `max` takes the first of
+        # the deepest.
         around_inputs = [self._around_results.get(name, ()) for name in sorted(awaited_names(op))]
         around = max(around_inputs, key=len, default=())
         self._around[op.name] = around
@@ -94,9 +95,9 @@ def _around_results(op: tf.Operation, around: typing.Tuple[str, ...]) -> typing.
     """The loops and branches around what takes the results of an operation.
 
     An `Enter` leads into a loop, and an `Exit` out of it. A `Switch` leads into a branch, and a
-    `Merge` out of it. But a loop has these two as well, which stay in it: a `Merge` begins each
-    iteration, and a `Switch` by the loop's condition (`LoopCond`) leads to the body or to the
-    `Exit`.
+    `Merge` out of it. But a loop also has `Merge`s and `Switch`es, whose results stay in the loop:
+    a `Merge` begins each iteration, and a `Switch` by the loop's condition (`LoopCond`) leads to
+    the body or to the `Exit`.
 
     Args:
       op: the operation.
@@ -121,11 +122,11 @@ def end_of_branches(op: tf.Operation) -> tf.Operation:
     """Makes an operation that always runs: after `op` if its branch (v1) is taken, at once if not.
 
     It is a `Merge`, which runs as soon as one of its inputs has a value. In each step exactly one
-    has: `has_run` if all branches around `op` are taken; else the one made for the outermost branch
-    that is not taken.
+    input has a value: `has_run` if all branches around `op` are taken; else the input that is made
+    for the outermost branch that is not taken.
 
     Returns:
-      That operation; `op` itself if it is in no branch.
+      The `Merge`; `op` itself if it is in no branch.
     """
     branches = compat.branches_around(op)
     if not branches:
@@ -142,8 +143,9 @@ def end_of_branches(op: tf.Operation) -> tf.Operation:
 
 
 def _has_value_if_not_taken(branch: compat.BranchAround) -> tf.Tensor:
-    """Makes a tensor that has a value in the steps in which a branch (v1) is not taken. If that is
-    within another branch which is not taken, its condition has no value, nor has this tensor."""
+    """Makes a tensor that has a value in the steps in which a branch (v1) is not taken. If the
+    branch is within another branch that is not taken, its condition has no value, and neither has
+    this tensor."""
     # The value of `pred` goes to one output of the `Switch`: to 0 if it is False, to 1 if True.
     outputs = tf.raw_ops.Switch(data=branch.condition, pred=branch.condition)
     other_value = 1 - branch.runs_if
@@ -153,13 +155,13 @@ def _has_value_if_not_taken(branch: compat.BranchAround) -> tf.Tensor:
 def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
                    left_out: typing.Container[str]) -> typing.List[tf.Operation]:
     """Finds what an operation is to wait for, if some of the operations that it waits for are left
-    out of a copy of the graph: what these wait for themselves.
+    out of a copy of the graph: in their place, what they wait for themselves.
 
     Say that b waits for a write, and the write for a. Without the write, b has to wait for a.
 
     Say that b and the write are in a branch (v1), and that nothing but the wait for the write tells
-    TensorFlow that b is in the branch. Then b also has to wait for the values that the write takes:
-    these are there only if the branch is taken. Else b would run in every step.
+    TensorFlow that b is in the branch. Then b also has to wait for the values that the write takes,
+    which are there only if the branch is taken. Otherwise b would run in every step.
 
     Args:
       control_inputs: what an operation waits for now.
@@ -169,7 +171,7 @@ def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
       List of operations, none of them left out.
     """
     found = []
-    candidates = list(reversed(control_inputs))  # the last of the list comes first
+    candidates = list(reversed(control_inputs))  # `pop` takes the last, the first control input
     seen = set()
     while candidates:
         op = candidates.pop()
@@ -212,9 +214,9 @@ def find_cycle(operations: typing.Sequence[tf.Operation],
         del stuck[op.name]
     if not stuck:
         return []
-    # What is left in `stuck` waits for a circle, or is in one. So a walk from one of these, each
-    # time to one that the last one waits for, comes to an operation for the second time. Any would
-    # do; `min` takes the same in every process.
+    # Each operation left in `stuck` waits for a circle, or is in one. A walk goes from an operation
+    # to one that it waits for, and so on, until it comes to some operation a second time. Any
+    # choice would do; `min` makes the same choice in every process.
     walk: typing.List[str] = []
     name = min(stuck)
     while name not in walk:

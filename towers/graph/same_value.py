@@ -55,7 +55,8 @@ def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
 
 def _is_source(op: tf.Operation) -> bool:
     """Whether the value of an operation is not computed from its inputs and attributes alone: a
-    variable, a placeholder, a random number. Then it equals no other operation's."""
+    variable, a placeholder, a random number. Such a value counts as different from the value of any
+    other operation."""
     if op.type in VARIABLE_OPS or op.op_def.is_stateful:
         return True
     return not op.inputs and op.type != 'Const'

@@ -1,4 +1,5 @@
-"""The access to variables: which one a tensor is or has the value of, and what reads and writes it.
+"""The access to variables: which variable a tensor is, or has the value of; which operations read
+and write a variable.
 
 The graph tells, and never names. A variable is an operation (`VariableV2`, `VarHandleOp`). An
 operation that takes its output takes the variable itself, and may read or write it; after a read,
@@ -46,8 +47,8 @@ def variable_op(tensor: tf.Tensor) -> typing.Optional[tf.Operation]:
         op = tensor.op
         if op.type in VARIABLE_OPS:
             return op
-        # The `Identity` of a reference variable hands on the value alone: its output is no
-        # reference.
+        # An `Identity` of a reference variable does not hand on the variable, but its value: the
+        # output is no reference.
         hands_on_variable = op.type in HAND_ON and is_variable(tensor)
         if not hands_on_variable:
             return None
@@ -85,10 +86,10 @@ def variables_read(
 
     Args:
       operations: the operations.
-      owned: names of those among `operations` that a variable is made of: its initial value, its
-        initializer, its read. What these take does not count: an initial value may be computed from
-        another variable, which a step does not read for it. What takes the result of such a read
-        counts, since it takes the variable's value.
+      owned: names of the operations, among `operations`, that a variable is made of: its initial
+        value, its initializer, its read. The variables that these take do not count: an initial
+        value may be computed from another variable, which a step does not read for it. But an
+        operation that takes the result of such a read takes the variable's value, and counts.
       others: variables to look for besides those of the graph's collections.
 
     Returns:
@@ -178,18 +179,19 @@ class Writes:
         return [op for op in self.takers(variable.op) if variable.op.name in self.written_by(op)]
 
     def takers(self, variable: tf.Operation) -> list:
-        """List of the operations that take a variable itself, to read or write it, without those
-        that hand it on into loops and branches."""
+        """List of the operations that take a variable itself, to read or write it, without
+        operations that hand it on into loops and branches."""
         return self._find_takers(variable, follows_results=False)
 
     def takers_of_memory(self, variable: tf.Operation) -> list:
-        """List of the operations that take a variable itself, and of those that may read the memory
-        of a reference variable late.
+        """List of the operations that take a variable itself, and of the operations that may read
+        the memory of a reference variable late.
 
-        Many kernels hand on the memory that they take as their result (`Identity`, `Reshape`). What
-        takes the result then reads the variable, later than the program says. So all that is
-        computed from a reference variable counts. What takes the result of a write of the variable,
-        such as an `AssignAdd`, does not: it is meant to read what has been written.
+        Many kernels return the memory that they take as their result (`Identity`, `Reshape`). An
+        operation that takes the result then reads the variable, later than the program says. So all
+        operations that are computed from a reference variable count. An operation that takes the
+        result of a write of the variable, such as an `AssignAdd`, does not count: it is meant to
+        read what has been written.
         """
         return self._find_takers(variable, follows_results=variable.type in REFERENCE_VARIABLES)
 
@@ -198,7 +200,8 @@ class Writes:
 
         Args:
           variable: the operation of the variable.
-          follows_results: whether what takes their results counts, too, as `takers_of_memory` says.
+          follows_results: whether operations that take the results of these operations also count,
+            as `takers_of_memory` says.
         """
         tensors = list(variable.outputs)  # whose takers are still to be found
         seen = set()
@@ -227,9 +230,9 @@ class Writes:
             in the steps of this write do not count.
 
         Returns:
-          Of a resource variable, list of the operations that take its handle. Of a reference
-          variable, list of those that read its memory: they take it, or take the result of an
-          operation that only hands it on, such as an `Identity`.
+          For a resource variable, list of the operations that take its handle. For a reference
+          variable, list of the operations that read its memory: they take the variable, or the
+          result of an operation that only hands its memory on, such as an `Identity`.
         """
         if variable.type not in REFERENCE_VARIABLES:
             return self.takers(variable)
@@ -285,8 +288,8 @@ class Branch(typing.NamedTuple):
 
 
 def branches_not_running(op: tf.Operation) -> typing.Set[Branch]:
-    """Set of the branches (v1) that do not run in a step in which an operation runs: of each
-    `tf.cond` around it the branch that it is not in."""
+    """Set of the branches (v1) that do not run in a step in which an operation runs: for each
+    `tf.cond` around the operation, the branch that the operation is not in."""
     not_running: typing.Set[Branch] = set()
     is_in_loop = not compat.in_branches_alone(op)
     if is_in_loop:
@@ -307,8 +310,8 @@ def branch_of(tensor: tf.Tensor) -> typing.Optional[Branch]:
 
 
 def _original(condition: tf.Tensor) -> tf.Tensor:
-    """The tensor by which a condition is compared with others. `tf.cond` makes identities of its
-    condition, `identity(p)` and `identity(identity(p))`: for all of them it is p.
+    """The tensor by which a condition is compared with other conditions. `tf.cond` makes identities
+    of its condition p, `identity(p)` and `identity(identity(p))`: for each of them this is p.
 
     Where p is a reference variable, a write may change it between two reads. So its identities are
     returned as they are, and none equals another.

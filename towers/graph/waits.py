@@ -1,4 +1,5 @@
-"""New waits in a finished graph: control edges that never close a circle, and what they go from.
+"""New waits in a finished graph: control edges that never close a circle. Finds the operations that
+they start from (`operations_to_await`) and lead to (`operations_to_hold`).
 
 `Waits` notes them first and makes them at the end. Its tests are `tests/roles/test_write_order.py`
 and `tests/roles/test_update_order.py`.
@@ -41,8 +42,8 @@ class _HeldOperation:
 class Waits:
     """New waits of a finished graph's operations for others.
 
-    `add` notes them, and `put_into_graph` makes all of them at the end. None closes a circle: an
-    operation is not made to wait for one that waits for it already.
+    `add` notes them, and `put_into_graph` makes all of them at the end. No wait closes a circle: an
+    operation is not made to wait for an operation that waits for it already.
     """
 
     def __init__(self, held: typing.Iterable[tf.Operation]):
@@ -97,10 +98,11 @@ class Waits:
 
 def _with_one_transfer_a_device(awaited: typing.Sequence[tf.Operation],
                                 device: str) -> typing.List[tf.Operation]:
-    """Returns what an operation waits for in the place of `awaited`.
+    """Returns the operations that an operation waits for in the place of `awaited`.
 
-    Each wait for an operation on another device is a transfer. So where it would wait for several
-    on one other device, a new operation there waits for these, and it waits for the new one.
+    Each wait for an operation on another device is a transfer. So where `awaited` has several
+    operations on one other device, a new operation on that device waits for these, and stands for
+    them in the result.
 
     Args:
       awaited: the operations to wait for.
@@ -111,7 +113,7 @@ def _with_one_transfer_a_device(awaited: typing.Sequence[tf.Operation],
         by_device.setdefault(op.device, collections.OrderedDict())[op.name] = op
     found = []
     for other_device, operations in by_device.items():
-        is_transfer = other_device not in ('', device)  # '' is placed by TensorFlow
+        is_transfer = other_device not in ('', device)  # '' leaves the device to TensorFlow
         if is_transfer and len(operations) > 1:
             found.append(_after_all(list(operations.values()), other_device))
         else:
@@ -138,7 +140,8 @@ def operations_to_hold(op: tf.Operation, variables: typing.Container[str],
     Returns:
       `[op]`; or, since an operation in a loop cannot wait for one outside, the `Enter`s that lead
       the variables into the outermost loop around `op`. For a variable that the loop takes without
-      an `Enter`, nothing: the variable itself runs outside of steps, too, and cannot wait.
+      an `Enter`, nothing: the operation of the variable also runs outside of steps, and cannot
+      wait.
     """
     if frames.is_outside_of_loops(op):
         return [op]
@@ -168,9 +171,10 @@ def _last_outside_of_loops(tensor: tf.Tensor, frames: Frames) -> tf.Operation:
 def operations_to_await(op: tf.Operation, finder: Writes) -> typing.List[tf.Operation]:
     """Finds, or makes, the operations to wait for so that `op` has certainly run.
 
-    That is `op`; if it calls functions (control flow v2), also an identity of each of its values.
-    For TensorFlow puts the operations of the functions into the graph in the place of the call, and
-    a control edge from an `If` then waits only for the condition (measured on 1.15.5 and 2.21).
+    These are `op`, and if `op` calls functions (control flow v2) also an identity of each of its
+    values. For TensorFlow puts the operations of the functions into the graph in the place of the
+    call, and a control edge from an `If` then waits only for the condition (measured on 1.15.5 and
+    2.21).
 
     Args:
       op: the operation.
@@ -197,8 +201,8 @@ class Precedence:
     def __init__(self, tracked: typing.Sequence[tf.Operation]):
         """Looks at all that waits for any of the operations in `tracked`."""
         self._bit = {op.name: 1 << index for index, op in enumerate(tracked)}
-        # {name of an operation: bits of the tracked ones that it waits for}, without operations
-        # that wait for none
+        # {name of an operation: bits of the tracked operations that it waits for}, without
+        # operations that wait for no tracked operation
         self._before = dict(self._bit)
         # {name of an operation: operations that are to wait for it by an added wait}
         self._added: typing.Dict[str, typing.List[tf.Operation]] = {}
