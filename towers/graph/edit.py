@@ -145,7 +145,7 @@ class Library:
     def gradients(self) -> typing.Dict[str, str]:
         """{name of a function: name of the function that computes its gradient}, for the functions
         for which the program has given one (`Defun(grad_func=)`)."""
-        self._functions()  # which reads the gradients, too
+        self._functions()  # which also reads the gradients
         return self._gradients
 
     def give_gradients(self, copies: typing.Any, new_names: typing.Dict[str, str]) -> None:
@@ -171,7 +171,7 @@ class Library:
         self._functions().update(_by_signature(functions))
 
     def _functions(self) -> dict:
-        """{name: `FunctionDef`} of the graph's functions and of those that were added."""
+        """{name: `FunctionDef`} of the graph's functions, and of the functions that `add` added."""
         if self._known is None:
             library = self._graph.as_graph_def().library
             self._known = _by_signature(library.function)
@@ -246,8 +246,8 @@ def _keep_colocations_inside(function: typing.Any) -> None:
 def _beside_resources(function: typing.Any) -> typing.Set[str]:
     """Set of the names of the nodes of a `FunctionDef` that run on the device of a resource.
 
-    These are the nodes that take an argument of the function which is a resource, and the nodes
-    that these are colocated with.
+    These are the nodes that take a resource which is an argument of the function, and the nodes
+    with which such a node is colocated.
     """
     resources = set()  # names of arguments
     for argument in function.signature.input_arg:

@@ -110,7 +110,7 @@ def import_again(operations: typing.Sequence[tf.Operation],
     leaves open is filled in by the open `tf.device` scopes, as in any import of TensorFlow.
 
     Args:
-      operations: what to import, in the order in which it was made.
+      operations: the operations to import, in the order in which they were made.
       substitutes: {name of a tensor: the tensor that imports take in its place}.
       scope: full name of a name scope that has no operation yet, with a slash at its end.
       change: function `(operation, node)` that may change the `NodeDef` of the import; or None.
@@ -294,7 +294,7 @@ def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
 
 def _put_names_of_ends(definition: typing.Any, imported: Imported) -> None:
     """Replaces, in a `WhileContextDef`, the names of the tensors that enter and leave the loop, and
-    the name of its frame, by those of the imports."""
+    the name of its frame, by the names that the imports have."""
     for names in (definition.loop_enter_names, definition.loop_exit_names):
         names[:] = [_new_name(name, imported) for name in names]
     # A loop's context has the name of its frame, by which TensorFlow makes the loop's gradient.

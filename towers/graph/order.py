@@ -206,8 +206,8 @@ def find_cycle(operations: typing.Sequence[tf.Operation],
       awaited: function from an operation to the names of the operations that it waits for.
 
     Returns:
-      List of operations, of which each waits for the one before it and the first one for the last;
-      [] if there is no such circle.
+      List of operations: each waits for the operation before it in the list, and the first waits
+      for the last. [] if there is no such circle.
     """
     stuck = by_name(operations)
     for op in topological_order(operations, awaited):
@@ -229,7 +229,7 @@ def find_cycle(operations: typing.Sequence[tf.Operation],
 def topological_order(operations: typing.Sequence[tf.Operation],
                       awaited: typing.Callable[[tf.Operation], typing.Set[str]]
                       ) -> typing.Iterator[tf.Operation]:
-    """Yields operations, each after those that it waits for.
+    """Yields operations, each after the operations that it waits for.
 
     Operations that wait for each other in a circle, or for such a circle, are not yielded.
 

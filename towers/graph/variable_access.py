@@ -90,7 +90,7 @@ def variables_read(
         value, its initializer, its read. The variables that these take do not count: an initial
         value may be computed from another variable, which a step does not read for it. But an
         operation that takes the result of such a read takes the variable's value, and counts.
-      others: variables to look for besides those of the graph's collections.
+      others: variables to look for besides the variables in the graph's collections.
 
     Returns:
       List of the variables, each once.
@@ -247,7 +247,8 @@ class Writes:
                 return []
             takers: typing.List[tf.Operation] = []
             for output in op.outputs:
-                leads_into_other_branch = branch_of(output) in not_running  # as of a `Switch`
+                # One output of a `Switch` may lead into a branch that does not run.
+                leads_into_other_branch = branch_of(output) in not_running
                 if not leads_into_other_branch:
                     takers += output.consumers()
             return takers
@@ -268,7 +269,8 @@ class Writes:
 def _takes_reference(op: tf.Operation, position: int) -> bool:
     """Whether an operation takes its input at that position as a reference, not as its value."""
     arguments = op.op_def.input_arg
-    takes_lists = len(arguments) != len(op.inputs)  # one argument is several inputs, as of `AddN`
+    # One argument may be a list of several inputs, as the argument of `AddN` is.
+    takes_lists = len(arguments) != len(op.inputs)
     if takes_lists:
         return False  # such an operation takes values
     return arguments[position].is_ref

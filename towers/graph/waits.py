@@ -71,8 +71,7 @@ class Waits:
         return True
 
     def follows_any(self, op: tf.Operation) -> bool:
-        """Whether an operation is one of those that may get a new wait, or waits for one of them.
-        """
+        """Whether an operation may get a new wait, or waits for an operation that may get one."""
         return self._precedence.waits_for_any(op)
 
     def put_into_graph(self, finder: Writes) -> typing.List[Wait]:
@@ -80,8 +79,8 @@ class Waits:
 
         `finder` finds the writes of the graph.
         """
-        # {name of an awaited operation: the operations from which its control edges go}; some of
-        # these are made here, once for all that wait
+        # {name of an awaited operation: the operations that control edges start from, to wait for
+        # it}; some of these are made here, once for all operations that wait
         edge_sources: typing.Dict[str, typing.List[tf.Operation]] = {}
         waits = []
         for held in self._held.values():
@@ -190,8 +189,8 @@ def operations_to_await(op: tf.Operation, finder: Writes) -> typing.List[tf.Oper
 
 
 class Precedence:
-    """Knows which of a few operations, the tracked ones, an operation of the graph waits for,
-    directly or not. Waits may be added that are no edges of the graph.
+    """Tells which of the tracked operations, a few operations of a graph, any operation of the
+    graph waits for, directly or not. Waits may be added that are no edges of the graph.
 
     Each tracked operation is a bit, so that a set of them is one number. If a (0b01) and b (0b10)
     are tracked, an operation that waits for both has the number 0b11. A tracked operation counts as

@@ -89,8 +89,8 @@ def combine_gradients(tower_gradients: typing.Sequence) -> list:
       InvalidArgumentError: TensorFlow executes eagerly.
       GradientError: no tower; an entry that is no pair; a variable twice in one tower; a gradient
         or a variable of another graph than the default one; a gradient of another shape or dtype
-        than its variable; no gradient at all; towers of which each has variables of its own, as
-        `t0/w` and `t1/w`.
+        than its variable; no gradient at all; each tower has variables of its own, such as `t0/w`
+        and `t1/w`.
     """
     check_graph_mode('the result of combine_gradients')
     _check_shared(align(tower_gradients))

@@ -282,7 +282,7 @@ def make_replicas(variables: typing.Iterable[tf.Variable],
     update by either build has to reach them.
 
     Args:
-      variables: the model's variables; those that are not trainable get no replica.
+      variables: the model's variables; a variable that is not trainable gets no replica.
       devices: the device of each tower.
 
     Raises:
@@ -292,7 +292,7 @@ def make_replicas(variables: typing.Iterable[tf.Variable],
     local_variables = variables_by_name(tf.local_variables())
     of_variable = {}
     for variable in variables:
-        is_local = variable.op.name in local_variables  # state, of which each tower has its own
+        is_local = variable.op.name in local_variables  # it is state: each tower has one of its own
         if variable.trainable and not is_local:
             replicas = _replicas_on(variable, devices[1:], local_variables)
             of_variable[variable.op.name] = (variable, replicas)
@@ -301,7 +301,7 @@ def make_replicas(variables: typing.Iterable[tf.Variable],
 
 def _replicas_on(variable: tf.Variable, devices: typing.Sequence[str],
                  local_variables: typing.Dict[str, tf.Variable]) -> typing.List[tf.Variable]:
-    """The replicas of one variable: those that an earlier build has made, or new ones.
+    """The replicas of one variable: the replicas of an earlier build, or new replicas.
 
     Args:
       variable: the variable of the model.

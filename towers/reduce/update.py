@@ -107,7 +107,7 @@ def _as_operation(applied: typing.Any) -> tf.Operation:
 
 def _without(left_out: typing.Iterable[tf.Variable],
              variables: typing.Iterable[tf.Variable]) -> typing.List[tf.Variable]:
-    """List of the variables, but for those that are left out."""
+    """List of the variables, without the variables that are left out."""
     names_left_out = graph_walk.operation_names(left_out)
     return [variable for variable in variables if variable.op.name not in names_left_out]
 
@@ -355,7 +355,7 @@ def _checked_pairs(returned: typing.Any, given: Pairs, name_of_function: str) ->
 
 
 def _are_given_variables(pairs: Pairs, given: Pairs) -> bool:
-    """Whether the variables of some pairs are among those of other pairs, each once.
+    """Whether the variables of some pairs are among the given variables, each at most once.
 
     Args:
       pairs: the pairs that the user's function has returned.
@@ -363,7 +363,7 @@ def _are_given_variables(pairs: Pairs, given: Pairs) -> bool:
     """
     names_left = graph_walk.operation_names(variables_of(given))
     for _, variable in pairs:
-        name = getattr(getattr(variable, 'op', None), 'name', None)  # None of what is no variable
+        name = getattr(getattr(variable, 'op', None), 'name', None)  # None if it is no variable
         if name not in names_left:
             return False
         names_left.remove(name)

@@ -175,8 +175,8 @@ def _written_by_first(writes: typing.Sequence[Write], used: typing.Set[str],
     updates: typing.List[tf.Operation] = []
     if request.split.accumulate > 1:
         updates = _turned_into_updates(unused, operations)
-    # A copy shares no result of a call that writes in a function: it calls the function, too, and
-    # takes what its own call returns.
+    # A copy shares no result of a call that writes in a function: the copy makes a call of its own
+    # and takes what that returns.
     shared = used - in_functions.keys()
     return InlineUpdates(left_out=names_of(unused), shared=shared, in_functions=in_functions,
                          updates=updates)

@@ -65,7 +65,8 @@ class VariableRole(typing.NamedTuple):
     Attributes:
       variable: its name.
       writer: who writes it, such as `'tower 0 alone'`.
-      reason: what makes it so, such as `'it is a moving average of a statistic of the examples'`.
+      reason: why it is the writer, such as `'it is a moving average of a statistic of the
+        examples'`.
     """
     variable: str
     writer: str
@@ -157,7 +158,7 @@ class Roles(typing.NamedTuple):
 
     def explain(self, request: Request) -> typing.List[VariableRole]:
         """Who writes each variable in the build of a `Request`, and why: first the trained
-        variables, then those that a step writes before the update, in the order of their names."""
+        variables, then the variables that a step writes before the update, by role and by name."""
         explained = []
         for objective in request.training.objectives:
             reason = _reason_of_training(objective.name, objective.var_list)
@@ -492,7 +493,7 @@ def _reasons(role_of: typing.Dict[str, str], proven_reasons: typing.Dict[str, st
 
 
 def _reason_without_proof(request: Request) -> str:
-    """The reason for the role of a variable of which nothing is proven, in words."""
+    """The reason for the role of a variable of whose new value nothing is proven, in words."""
     if request.training.update_ops != 'first':
         return 'update_ops=%r says so' % request.training.update_ops
     if is_divided(request):  # all variables that a step writes have a proven reason

@@ -51,8 +51,8 @@ def variables_named(names: typing.Iterable[str]) -> Variables:
 
 
 def only_named(variables: Variables, names: typing.Iterable[str]) -> Variables:
-    """{name: variable} of those of the given variables that have these names; other names do not
-    count."""
+    """{name: variable} of the given variables that have one of these names. Names of other
+    variables do not count."""
     return {name: variables[name] for name in names if name in variables}
 
 
@@ -66,7 +66,7 @@ def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
 
     Args:
       tower: the tower.
-      operations: operations, of which only the tower's own count.
+      operations: operations; only the tower's own operations among them count.
       variables: the variables. Their operations may be among tower 0's. All towers share them, so
         they count as outside of every tower.
     """

@@ -287,7 +287,7 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
 
 
 class _Branches(typing.NamedTuple):
-    """The outputs of a `Switch`, of which one has a value in a step."""
+    """The outputs of a `Switch`: in a step, exactly one of them has a value."""
     taken: tf.Tensor  # has a value in a worker that has data
     skipped: tf.Tensor  # has a value in a worker whose data have ended
 

@@ -5,8 +5,8 @@ batches. There are two kinds of turns. In the forward pass, a tower takes a vari
 passes write when the tower before has done with it. An update takes its variable when all forward
 passes have read it, and the same update of the tower before has run.
 
-The first micro-batches of all towers come first, then the second ones, and so on: this is the order
-in which they are computed.
+The first micro-batches of all towers come first, then their second micro-batches, and so on: the
+micro-batches are computed in this order.
 
 Its test is `tests/roles/test_write_order.py`.
 """
@@ -185,7 +185,7 @@ def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],
 
 def _operations_beside(forward: Operations, tower: Tower,
                        updates: list) -> typing.List[tf.Operation]:
-    """List of the operations of a tower that updates run, without those of the forward passes."""
+    """List of the operations of a tower that updates run, without operations of forward passes."""
     return without_names(tower.own(step_operations(updates)), forward)
 
 
@@ -259,7 +259,7 @@ def _turns(tower: Tower, operations: typing.Iterable[tf.Operation], variables: V
 
     Args:
       tower: the tower.
-      operations: operations, in no order, of which only the tower's own count.
+      operations: operations, in no order; only the tower's own operations among them count.
       variables: the variables.
       finder: finds the writes of the graph.
     """

@@ -426,8 +426,8 @@ class _ReadEnds:
 
 
 def _steps_of_losses(tower: Tower) -> typing.List[typing.Set[str]]:
-    """In a build with several losses, each of which may have a step of its own: for each loss, the
-    names of the operations that its step runs. [] for a build with one loss, and so one step."""
+    """For each loss of a build with several losses, the names of the operations that its step runs:
+    each loss may have a step of its own. [] for a build with one loss, and so with one step."""
     has_several_losses = isinstance(tower.loss, dict)
     if not has_several_losses:
         return []

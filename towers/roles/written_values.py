@@ -2,7 +2,7 @@
 
     a value that does not depend on the examples        tower 0 writes
     a mean over the examples, set                       tower 0 writes
-    a moving average of a statistic of the examples     tower 0 writes, as of batch norm
+    a moving average of a statistic of the examples     tower 0 writes: batch norm's averages
     a sum, or a count of examples, added                every tower adds, in turn
     rows, each of one example, by places of examples    every tower writes, in turn
 
@@ -349,9 +349,9 @@ def _is_mean_alone(written: Written) -> bool:
 def _is_moving_average(written: Written) -> bool:
     """Whether a variable v becomes a moving average of a statistic. Examples:
 
-        assign(v, 0.9 * v + 0.1 * mean)      LINEAR: what is written is linear in v
+        assign(v, 0.9 * v + 0.1 * mean)      LINEAR: the written value is linear in v
         assign_sub(v, 0.1 * (v - mean))      LINEAR
-        assign_sub(v, v - mean)              RUNNING_SUM: v is in what is written as it is
+        assign_sub(v, v - mean)              RUNNING_SUM: the written value has v itself as a term
         assign(v, v + mean)                  RUNNING_SUM, but no average, since it sets v
     """
     # Of other statistics of the shard than means, such as a variance, the kind is INDEPENDENT, and
@@ -404,7 +404,7 @@ def _check_writes_together(variable: str, writes: typing.Sequence[_JudgedWrite])
     Each tower does all writes of a variable in its turn, if it has to do one of them. Let one write
     halve v, and another one add the examples' sum a + b: two towers give (v / 2 + a) / 2 + b, and
     one device v / 2 + a + b. Additions alone come in any order. But `v += 1` beside `v += total` is
-    refused, too: tower 0 alone is to add the 1, and every tower would.
+    refused as well: tower 0 alone is to add the 1, and every tower would add it.
 
     Args:
       variable: name of the variable.

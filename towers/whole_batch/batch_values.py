@@ -15,7 +15,7 @@ and g_j = (gm_j, gv_j) (Chan, Golub and LeVeque, 1983),
                    V = sum_k p_k (v_k + (m_k - M)^2)    dv_k = p_k sum_j gv_j
 
 (The towers' losses carry their weights, so the sum over j is the gradient of the batch's loss. In a
-cluster k and j run over the towers of all workers, those of worker 0 first.)
+cluster k and j run over the towers of all workers, first over the towers of worker 0.)
 While the model function is recorded, each call adds a placeholder that hands on the tower's own x,
 and its gradient a placeholder that hands on the tower's own g. Both have a `Mark`. Once all towers
 are built, `exchange` (in its own module) connects them to the values over all towers.
@@ -343,7 +343,7 @@ def check_batch_values(operations: typing.Iterable[tf.Operation], analysis: Anal
     """Checks that values over all towers are taken of tensors that they are made for.
 
     The sum or the mean of a value of each example adds row i of one tower to row i of another;
-    what is the same on every tower, or a statistic, has no rows of examples to be joined.
+    a tensor that is the same on every tower, or a statistic, has no rows of examples to be joined.
 
     Args:
       operations: the operations of the forward pass.

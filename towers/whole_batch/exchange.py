@@ -84,7 +84,7 @@ def exchange(towers: typing.Sequence, weights: typing.Sequence, device: str,
                 exchanges[mark.number] = exchange_of_value
                 values = [_put_value(operations_by_tower, exchange_of_value)]
             first_operation = operations_by_tower[0][0]
-            # A step may leave a branch out, and what is in it. (Values in loops were refused.)
+            # A step may leave out a branch, and the values in it. (Values in loops were refused.)
             is_in_branch = compat.in_control_flow(first_operation)
             if not is_in_branch:
                 exchanged += values

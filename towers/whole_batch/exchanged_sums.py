@@ -81,7 +81,7 @@ def _reads_for_average(average: _Average, by_name: typing.Dict[str, tf.Operation
       average: the write of the moving average.
       by_name: {name: operation} of the forward pass.
       analysis: the analysis of the forward pass.
-      consumers: what is computed for this write.
+      consumers: tells which operations this write is computed from.
     """
     reads: typing.List[_Read] = []
     names_of_sums = average.write.value.reductions  # of the operations that take the sums
@@ -146,7 +146,7 @@ def _reads_of_sum(op: tf.Operation, analysis: Analysis, consumers: _Consumers
       op: the operation that takes the sum, such as the `Sum`; or that computes with a number of
         examples, such as the addition of `v + n`.
       analysis: the analysis of the forward pass.
-      consumers: what is computed for the write.
+      consumers: tells which operations the write is computed from.
     """
     counts = [tensor for tensor in op.inputs if _is_count_by_shape(tensor, analysis)]
     if counts:

@@ -1,4 +1,4 @@
-"""The towers' predictions as those of the batch, by what is proven of each.
+"""The batch's predictions from the towers' predictions, by what is proven of each prediction.
 
     values of examples along a dimension      joined along that dimension, in the batch's order
     a mean over the examples                  the mean, weighted by the towers' examples
@@ -167,7 +167,7 @@ def _are_of_one_round(rows: tf.Tensor, analysis: typing.Any) -> bool:
 
 
 def _is_of_sparse_input(selection: str) -> bool:
-    """Whether rows are those of a sparse input: their selection is a tensor, not an operation."""
+    """Whether the selection of rows is a sparse input: it names a tensor, not an operation."""
     return ':' in selection
 
 

@@ -172,7 +172,7 @@ def _replace_by_batch_mean(mean: tf.Tensor, state_of_input: State) -> tf.Tensor:
       mean: the mean of the shard.
       state_of_input: the state of the tensor whose mean it is.
     """
-    readers = list(mean.consumers())  # before `batch_mean` becomes one of them
+    readers = list(mean.consumers())  # before `batch_mean` makes a reader of its own
     with compat.within_branch(mean.op), tf.name_scope('sync_batch_norm/'):
         if state_of_input.kind is Kind.ROWS:
             mean_of_batch = _mean_over_rows(mean)
