@@ -54,8 +54,8 @@ def joined_product(gradients: typing.List[typing.Any],
     if factors is None or not factors.have_few_rows:
         return None
     with tf.control_dependencies(awaited):  # what the towers' own products wait for
-        # The rows of all towers, one below the other: [sum of r_k, m] and [sum of r_k, n], or their
-        # transposes.
+        # The rows of all towers, one below another: [sum of r_k, m] and [sum of r_k, n]; or the
+        # transposes of these.
         x = tf.concat(factors.inputs, axis=factors.axis_of_rows_of_x)
         y = tf.concat(factors.output_gradients, axis=factors.axis_of_rows_of_y)
         return tf.matmul(x, y, transpose_a=factors.transpose_x, transpose_b=factors.transpose_y)
@@ -184,7 +184,8 @@ def _is_read(tensor: tf.Tensor) -> bool:
 
 
 def _are_cpus_of_one_process(devices: typing.Iterable[str]) -> bool:
-    """Whether all these devices are CPUs, and of one task."""
+    """Whether all these devices are CPUs, and of one task. On GPUs, and across processes, it was
+    not measured whether one product is faster."""
     kinds = set()  # 'CPU', 'GPU'
     tasks = set()  # processes
     for device in devices:

@@ -66,6 +66,7 @@ def apply_update(tower_set: TowerSet, optimizer: typing.Any, combined: Combined,
     pairs = combined.gradients
     optimizer_updates_replicas = replicas is not None and is_repeatable(optimizer)
     if optimizer_updates_replicas:
+        # Where there are replicas, `on_towers` is not None: `or {}` is for the checker of types.
         pairs = replicas.pairs(combined.gradients, combined.on_towers or {})
     # The variables that a slot may belong to: the model's, and what the optimizer updates.
     known_variables = tower_set.recorded.variables + variables_of(pairs)

@@ -144,7 +144,7 @@ def _do_workers_share_variables(request: Request) -> bool:
 def _written_by_none(writes: typing.Sequence[Write], used: typing.Set[str],
                      operations: typing.Sequence[tf.Operation]) -> InlineUpdates:
     """The `InlineUpdates` of `update_ops='none'`: nothing runs the writes whose value is not used.
-    The first tower makes the others, whose value all towers share.
+    The first tower makes the writes whose value is used, and all towers share this value.
 
     Args:
       writes: the writes of shared variables by the first tower's forward pass.
@@ -360,6 +360,7 @@ def _check_served(writes: typing.Iterable[Write], fetches: list) -> None:
       fetches: what a step fetches, for which variables are read.
     """
     served = operation_names(tf.global_variables())  # local variables are each worker's own
+    # A fetched operation gives no value, so it uses none of a variable.
     read = ancestors([fetch for fetch in fetches if isinstance(fetch, tf.Tensor)])
     served_and_read = served & read
     for write in writes:
@@ -382,7 +383,7 @@ def _used_writes(writes: typing.Sequence[Write], fetches: list) -> typing.Set[st
     """
     values = _WrittenValues(writes)
     to_visit = list(map(operation_of, fetches))
-    used = names_of(to_visit) & values.write_ops.keys()
+    used = names_of(to_visit) & values.write_ops.keys()  # a fetch may be the result of a write
     seen = set()
     while to_visit:
         op = to_visit.pop()

@@ -228,7 +228,7 @@ def _reads_beside_step(fetchable: typing.Sequence,
 # ---- updates beside the gradients ----------------------------------------------------------------
 
 class HeldBack(typing.NamedTuple):
-    """Update ops that wait for the other workers, and may be skipped: what `hold_back` returns.
+    """Update ops that wait for the other workers, and that a step may skip.
 
     Attributes:
       updates: what the optimizer has to wait for in the place of the update ops.
@@ -258,7 +258,8 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
     Args:
       updates: list of the update ops, operations or tensors.
       conditions: operations of the cluster, after which a step may write; see `EngineGradients`.
-      active: float scalar, 0 in a worker whose own data have ended and else 1; None if no data end.
+      active: float scalar, 0 in a worker whose own data have ended and else 1; None if the data of
+        no worker end.
       fetchable: tensors that a program can have without a step: the operations that they need get
         no wait, not even a write of the forward pass.
     """

@@ -141,7 +141,7 @@ def _forward_reads(towers: typing.Sequence[Tower]) -> Operations:
 
 
 def _operations_of_step(writing_towers: typing.Sequence[Tower], reads: Operations) -> Operations:
-    """The operations of a step: the `reads`, and what the towers that write run besides."""
+    """The operations of a step: the `reads`, and all operations that the towers that write run."""
     fetches = fetches_without_updates(writing_towers) + _updates_of(writing_towers)
     # The search ends at the reads: all operations that `reads` need are themselves among `reads`.
     operations = by_name(step_operations(fetches, ends=reads))

@@ -179,8 +179,8 @@ def _needs_batch(write: Written) -> bool:
     value = write.value
     if value.kind is not Kind.SUM:
         return False
-    # Two kinds of writes are no writes of a moving average: those of a value that also depends on
-    # statistics of the shard, and those of rows of a table. They are left to `roles/`, which
+    # Two kinds of writes are no writes of a moving average: writes of a value that also depends on
+    # statistics of the shard, and writes of rows of a table. They are left to `roles/`, which
     # decides who makes them, or refuses them.
     depends_on_statistics = bool(value.shard_statistics)
     is_for_rows = write.indices is not None

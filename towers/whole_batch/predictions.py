@@ -281,7 +281,7 @@ def _joined_sparse(by_tower: typing.List[tf.SparseTensor], batch: CutBatch, prov
         raise _refusal(by_tower[0].values, why_not_merged(by_tower[0].values, proven))
     if batch.pads:
         by_tower = list(map(_without_padding, by_tower, batch.sizes))
-    # Shards may differ in the other dimensions, as the texts of a decoder do in length.
+    # Shards may differ in other dimensions than the first, as the texts of a decoder do in length.
     return tf.sparse.concat(0, by_tower, expand_nonconcat_dim=True)
 
 

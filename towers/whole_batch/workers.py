@@ -45,7 +45,7 @@ class Workers(typing.NamedTuple):
     def concat(self, rows: tf.Tensor, num_before: typing.Any, num_rows: typing.Any) -> tf.Tensor:
         """The rows of all workers, in the order of their ranks; one message.
 
-        It is a sum: each worker puts zeros in the places of the others' rows.
+        It is a sum: each worker puts zeros in the places of the other workers' rows.
 
         Args:
           rows: the rows of this worker.
