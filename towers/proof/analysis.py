@@ -137,9 +137,8 @@ def _analysed_of_only_size(forward_pass: '_ForwardPass', batch_size: int) -> Ana
     """The analysis of a forward pass whose shape inference refuses a batch of another size.
 
     With each constant as it is, a proof can only end at the operation that refuses another batch.
-    So the analysis with size constants takes the place of the one with each constant as it is. Only
-    where no constant may be taken for the size, the analysis with each constant as it is is made:
-    it says where the proof ends.
+    So the analysis is made with size constants, if any constant may be taken for the size. If none
+    may, each constant stays as it is: then the analysis says where the proof ends.
     """
     as_built = _analysed_as_built(forward_pass, batch_size)
     analysis = _analysed_with_size_constants(forward_pass, as_built, batch_size)

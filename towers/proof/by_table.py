@@ -271,7 +271,7 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
     del arguments[row.linear_in]
     # An argument with the number of examples n in it counts as a sum over the examples, where the
     # result has one value for all examples. Where the result has a value of each example, it does
-    # not: to reshape x [n * 4] to [n, 4] is as right with the n of a shard.
+    # not: to reshape x [n * 4] to [n, 4] is right with the n of a shard as well.
     if result.is_total_or_share or result.kind is Kind.INDEPENDENT:
         arguments = as_numbers(op, arguments, view)
     marking = arguments if result.is_total_or_share else values + arguments
@@ -301,7 +301,7 @@ def _state_without_row(op: tf.Operation, states: typing.List[State], view: View)
         return unknown(op, why_unknown)
     numbers = as_numbers(op, states, view)
     kinds = {state.kind for state in numbers}
-    if kinds <= {Kind.INDEPENDENT}:  # {}: a constant, which has no inputs
+    if kinds <= {Kind.INDEPENDENT}:  # also for a constant, which has no inputs
         return _independent_result(op, numbers, view)
     # A stateful operation may have kept values of other examples, from earlier iterations.
     if kinds <= {Kind.INDEPENDENT, Kind.ONE_EXAMPLE} and not view.is_stateful(op):

@@ -167,8 +167,9 @@ class _LengthsOfExamples:
     def agree(self, tensor: tf.Tensor, state: State) -> bool:
         """Whether a state does not contradict what shape inference says of a tensor.
 
-        A contradiction comes from a rule that is wrong, under which this is a net, or from a graph
-        that makes a result of the size of the program's own batch (`analysis._holds_size`).
+        A contradiction comes from a rule that is wrong: this check is the net under all rules. Or
+        it comes from a graph that makes a result of the size of the program's own batch
+        (`analysis._holds_size`).
 
         PER_EXAMPLE with the examples along dimension 0 contradicts the shapes [3, n] and [3, 4],
         but neither [n, 4] nor [?, 4]. INDEPENDENT, or a mean, contradicts [n, 4].

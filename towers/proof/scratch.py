@@ -167,7 +167,7 @@ def _leave_out(operations: typing.List[tf.Operation], left_out: _LeftOut) -> Non
 def _named_in(error: str, names: typing.Set[str]) -> typing.Optional[str]:
     """Which of some operations an error of shape inference is about; None if the error names none.
 
-    TensorFlow writes `for 'a/MatMul' (op: 'MatMul')`, or `{{node a/MatMul}}`; it depends on its
+    TensorFlow writes `for 'a/MatMul' (op: 'MatMul')`, or `{{node a/MatMul}}`, depending on its
     version.
     """
     for name in re.findall(r"(?:for |node |Node: )['{]*(?:node )?([\w./>\\-]+)", error):

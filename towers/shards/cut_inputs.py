@@ -119,7 +119,8 @@ def _have_same_type(path: str, leaf: typing.Any, other: typing.Any) -> bool:
 
 
 def _device_of_input(op: tf.Operation) -> str:
-    """A function for `tf.device`: the device of an operation's first input, or else the CPU."""
+    """A function for `tf.device`: the device of an operation's first input; the CPU for an
+    operation without inputs, such as a constant, or whose input has no device."""
     device = op.inputs[0].device if len(op.inputs) else ''
     return device or '/cpu:0'
 
@@ -239,8 +240,8 @@ def staged(dataset: typing.Any, devices: typing.Union[None, int, str, typing.Seq
 
 
 def _can_be_cut(shape: typing.Any, num_towers: int) -> bool:
-    """Whether towers can divide the elements of a dataset that have this shape: they are dense, and
-    of unknown or divisible size."""
+    """Whether towers can divide the elements of a dataset that have this shape: they are dense, of
+    a known rank of at least 1, and of unknown or divisible size."""
     if not isinstance(shape, tf.TensorShape) or not shape.ndims:
         return False
     size = shape.as_list()[0]
