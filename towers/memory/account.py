@@ -25,12 +25,13 @@ from towers.memory.tower_step import (
 )
 from towers.placement.devices import is_gpu
 
-# TensorFlow's best-fit allocator cuts no chunk that is less than twice as large as the request:
-# the memory beyond requests was 1 to 6 % of a step, in five networks on TF 1.15 and 2.21.
+# TensorFlow's best-fit allocator cuts no chunk that is less than twice as large as the request.
+# The memory beyond the requests was 1 to 6 % of a step, in five networks on TF 1.15 and 2.21.
 _HANDED_OUT_BEYOND = 0.05
-_LEAST_KEPT = 4096  # bytes; smaller constants are many, and take no memory to speak of
+_LEAST_KEPT = 4096  # bytes; smaller initial values are left out: many constants, little memory
 _CPU = '/device:CPU:0'
-# {use of a buffer: its kind}, of the uses that alone say the kind
+# {use of a buffer: its kind}, for the uses that have one kind each. The kind of any other buffer
+# depends on what the buffer holds, see `_Reader._kind`.
 _KINDS_OF_USES = {SCRATCH: 'scratch', TRANSFER: 'copies', UPDATE: 'updates'}
 
 
@@ -44,18 +45,19 @@ def memory_account(built: BuiltTowers,
 
     Args:
       built: the result of `build_towers`.
-      batch_size: examples of a step, over all towers: any size; None for that which the towers were
-        built with. If they were built with a static size, and another one is given, tensors that
-        are computed from the batch are scaled, but not gradients of variables: the account differs
-        by some percent from that of a build at the given size.
+      batch_size: examples of a step, over all towers. Any size is allowed; None is the size that
+        the towers were built with. If the towers were built with another static size, tensors that
+        are computed from the batch are scaled, and gradients of variables are not: this account
+        differs by some percent from the account of a build at the given size.
 
     Returns:
       `MemoryAccount`. Not counted: cuDNN's workspace, weights that oneDNN keeps reordered, input
-      pipelines, functions that the graph calls, and of a loop all iterations but one.
+      pipelines, functions that the graph calls, and all iterations of a loop but one.
 
     Raises:
-      InvalidArgumentError: not the result of `build_towers`; a batch that does not divide among
-        the towers; a batch of unknown size, and none given, or a sparse one.
+      InvalidArgumentError: `built` is not the result of `build_towers`; the batch does not divide
+        among the towers; the batch has no static size, and `batch_size` is None, or the batch is
+        sparse.
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if batch_size is not None:
@@ -87,8 +89,7 @@ def account_of_run(built: BuiltTowers, step: StepGraph, run: Run,
 
 
 def _in_order_of_towers(devices: typing.Set[str], built: BuiltTowers) -> typing.List[str]:
-    """Sorted list of devices: those of the towers in the towers' order, then others by their names.
-    """
+    """List of the devices: the towers' devices in the order of the towers, then others by name."""
     tower_devices = dict.fromkeys(built.devices)  # each once: several towers may share a device
     others = sorted(devices.difference(tower_devices))
     return [device for device in tower_devices if device in devices] + others
@@ -116,13 +117,13 @@ def _initial_values(built: BuiltTowers) -> typing.List[HeldTensor]:
     values = _tensors_of_initial_values(built)
     if not values:
         return []
-    # The graph of the step has no initializers. In this one they are the step.
+    # The graph of a training step has no initializers. The step of this graph makes initial values.
     initialization = StepGraph([value.op for value in values.values()])
     constants = []
     for variable_op, value in values.items():
         node = initialization.by_name[value.op.name]
         size = node.sizes[value.value_index]
-        is_constant = node.folded  # random initial values are not
+        is_constant = node.folded  # False for random initial values
         if is_constant and size >= _LEAST_KEPT:
             # An initial value is made where its variable is.
             device = variable_op.device or _CPU
@@ -185,7 +186,7 @@ class _Reader:
           device: the name of the device; None for all devices together.
           constants: the constants of all devices, which are in memory all the time.
         """
-        peak = run.peaks.get(device, NO_PEAK)  # `NO_PEAK` where nothing but constants is
+        peak = run.peaks.get(device, NO_PEAK)  # no peak on a device that has constants alone
         tensors = [constant for constant in constants if device in (None, constant.device)]
         for buffer in run.alive(peak.event, device):
             output = buffer.held_output(peak.event)
@@ -211,7 +212,7 @@ class _Reader:
     def _kind_of_result(self, output: Output) -> str:
         """Which of `KINDS` the result of an operation is."""
         node = output.node
-        # A program may feed more than its batch, such as a rate.
+        # All fed values count as input. A program may feed more than its batch, such as a rate.
         if node.name in self._input or node.type in FED:
             return 'input'
         if output.name in self._gradients:
@@ -223,11 +224,12 @@ class _Reader:
         return 'forward'
 
     def _is_kept(self, node: Node) -> bool:
-        """Whether the backward pass takes an output of a forward operation, so that the output is
-        kept for it. It may take it by way of operations that pass the memory on, such as reshapes.
+        """Whether an output of a forward operation is kept for the backward pass: an operation of
+        the backward pass takes the output, or the result of an operation that passes the output's
+        memory on, such as a reshape.
         """
         def takers_of_memory(holder: Node) -> typing.Sequence[Node]:
-            """The nodes that take the memory of the output, if it is in the outputs of `holder`."""
+            """The nodes that take outputs of `holder`, if these are in the memory of `node`'s."""
             has_memory = holder is node or passes_on(holder)
             return self._takers[holder.name] if has_memory else ()
 
@@ -255,7 +257,8 @@ def _has_best_fit_allocator(device: typing.Optional[str]) -> bool:
     """Whether TensorFlow's best-fit allocator serves a device: a GPU, and CPUs in a process whose
     environment asks for it.
 
-    None stands for all devices together. Their sum matters where all of them are CPUs.
+    None stands for all devices together, and counts as CPUs: `MemoryAccount.pools` uses the account
+    of all devices only in a build without GPUs.
     """
     if device is not None and is_gpu(device):
         return True

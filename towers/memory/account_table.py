@@ -12,7 +12,7 @@ from towers.placement.devices import is_gpu, short_name
 # tints, which the colour-blind can tell apart as neighbours.
 KINDS = collections.OrderedDict([
     ('parameters', '#0072B2'),  # the model's variables, and their replicas
-    ('slots', '#56B4E9'),  # the optimizer's variables, and those of replicas
+    ('slots', '#56B4E9'),  # the optimizer's variables, and the slots of replicas
     ('other variables', '#9ad0ee'),  # counters and the like
     ('initial values', '#cce5f5'),  # constants that the session keeps after the first update
     ('constants', '#dddddd'),  # of the graph
@@ -26,8 +26,8 @@ KINDS = collections.OrderedDict([
     ('copies', '#F0E442'),  # of tensors of another device
     ('allocator', '#999999')])  # handed out beyond what was asked for
 
-_MOST_COLUMNS = 6  # of the table, with the one of all devices together
-_DEVICES_OF_MANY = 4  # how many have a column where a column for each would be too many
+_MOST_COLUMNS = 6  # of the table; the column of all devices together is one of them
+_DEVICES_OF_MANY = 4  # devices that have a column, where each one would make too many columns
 _TENSORS_SHOWN = 8
 
 
@@ -72,10 +72,10 @@ class MemoryAccount(typing.NamedTuple):
     Attributes:
       batch_size: examples of a step, over all towers; None where it is not known.
       devices: list of `DeviceAccount`, one a device.
-      together: `DeviceAccount` of all devices, at the moment that is the worst for their sum. CPUs
-        of one process share one memory, so that this is what counts there.
-      unknown: names of operations whose output has a size that is not known before they run; the
-        size of their largest input is counted.
+      together: `DeviceAccount` of all devices, at the moment at which the sum of their bytes is
+        largest. All CPUs of a process share one memory, so that on CPUs this account counts.
+      unknown: names of operations with an output whose size is not known before the operation runs;
+        the size of the operation's largest input is counted instead.
     """
     batch_size: typing.Optional[int]
     devices: typing.List[DeviceAccount]
@@ -92,8 +92,8 @@ class MemoryAccount(typing.NamedTuple):
         return max(self.pools(), key=lambda account: account.peak)
 
     def pools(self) -> typing.List[DeviceAccount]:
-        """List of `DeviceAccount`, one for each memory that may be short: of each GPU; without
-        GPUs, the one that the CPUs of the process share."""
+        """List of `DeviceAccount`, one for each memory that may run out: the memory of each GPU;
+        without GPUs, the one memory that all CPUs of the process share."""
         gpus = [account for account in self.devices if is_gpu(account.device)]
         return gpus or [self.together]
 
@@ -141,7 +141,7 @@ class MemoryAccount(typing.NamedTuple):
 
     def _devices_shown(self) -> typing.List[DeviceAccount]:
         """List of the devices that have a column: all of up to five, the first four of more."""
-        num_columns = len(self.devices) + 1  # the last one is that of all devices together
+        num_columns = len(self.devices) + 1  # the last column is for all devices together
         if num_columns <= _MOST_COLUMNS:
             return self.devices
         return self.devices[:_DEVICES_OF_MANY]
@@ -154,7 +154,7 @@ def _row(title: str, cells: typing.Iterable[str]) -> str:
 
 def _heading(column: DeviceAccount) -> str:
     """The cell above a column of the table: the name of the device, `'together'` for all devices.
-    Of a long name, such as that of a tower with stages, the end fits into the cell."""
+    Of a longer name, such as `'/gpu:0+/gpu:1'` for stages, the last 12 characters are shown."""
     name = short_name(column.device)[-12:]
     return '%13s' % (name or 'together')
 

@@ -16,14 +16,14 @@ SCRATCH = 'scratch'
 TRANSFER = 'transfer'  # a copy of another device's tensor
 UPDATE = 'update'  # a variable's new memory while its old memory is still being read
 
-# The uses in which a buffer begins with one reference: of the operation that works in it, or of the
-# variable.
+# The uses of a buffer that begins with one reference: the reference of the operation that works in
+# the buffer (`SCRATCH`), or of the variable that the buffer holds.
 _HELD_FROM_THE_START = (SCRATCH, VARIABLE, UPDATE)
 
 
 class Owner(typing.NamedTuple):
-    """The operation whose result a buffer holds from an event on. Results may follow each other in
-    a buffer, as kernels write over inputs."""
+    """The operation whose result a buffer holds from an event on. A buffer may hold several results
+    one after the other, as kernels write over inputs."""
     event: int  # see `Memory`
     node: Node
     output: int  # index of the node's output
@@ -32,7 +32,7 @@ class Owner(typing.NamedTuple):
 class Peak(typing.NamedTuple):
     """The worst moment of a device."""
     bytes: int  # in use at that moment
-    event: int  # the allocation that made it the worst
+    event: int  # the allocation at that moment
     node: typing.Optional[Node]  # the operation that began at that moment
 
 
@@ -47,7 +47,7 @@ class Buffer:
       device: where it is.
       what: its use: `VARIABLE`, `OUTPUT`, `SCRATCH`, `TRANSFER` or `UPDATE`.
       variable: the `Node` of the variable that it holds or held; None for anything else.
-      since, until: the events between which it is there; `until` is None as long as it is.
+      since, until: the events that allocate and free it; `until` is None until it is freed.
       references: how many operations, or variables, still need it. An output begins with none,
         since the operations that take it are counted when it has been computed.
     """
@@ -116,14 +116,14 @@ class Memory:
 
     def allocate_variable(self, variable: Node, size: int, node: Node,
                           what: str = VARIABLE) -> Buffer:
-        """Allocates a `Buffer` for a variable, and returns it. It may have no bytes: those of a
-        variable of unknown size are not known, but its reads are counted as those of others.
+        """Allocates a `Buffer` for a variable, and returns it. The buffer of a variable of unknown
+        size has 0 bytes. The reads of such a variable are counted as the reads of any other.
 
         Args:
           variable: the operation of the variable.
           size: bytes of the variable.
           node: the operation that needs the buffer, and that begins at this moment: the variable's
-            own, or one that updates the variable.
+            own operation, or an operation that updates the variable.
           what: the buffer's use.
         """
         owner = self._next_owner(node, 0)

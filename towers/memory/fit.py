@@ -18,10 +18,10 @@ from towers.memory.measure import (
     measure_memory,
 )
 
-# Examples of each tower at which the search ends; with shares or micro-batches, of the smallest
-# shard or micro-batch.
+# The search ends at this number of examples for each tower; with shares or micro-batches, for the
+# smallest shard or micro-batch.
 MOST_PER_TOWER = 1 << 16
-_TRIES = 6  # steps that are run, until one fits
+_TRIES = 6  # the most steps that are run until one fits
 
 
 class FittedBatch(typing.NamedTuple):
@@ -29,12 +29,14 @@ class FittedBatch(typing.NamedTuple):
 
     Attributes:
       batch_size: examples of a step, over all towers.
-      per_tower: examples of each tower, in all its micro-batches; with `shares` the most of them.
+      per_tower: examples of each tower, in all its micro-batches; with `shares`, of the tower with
+        the largest share.
       limit: bytes of memory that a step may take.
       account: `MemoryAccount` of that batch.
-      measured: `MeasuredMemory`; None where no step was run, or TensorFlow did not count.
+      measured: `MeasuredMemory`; None where no step was run, or TensorFlow counted no memory.
       micro_batches: how many micro-batches each tower's examples are cut into.
-      ends_search: whether more may fit: the search ends at 65,536 examples a tower.
+      ends_search: whether the search has ended at its bound, 65,536 examples a tower, so that more
+        may fit.
     """
     batch_size: int
     per_tower: int
@@ -65,9 +67,9 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[float] = Non
 
     Args:
       built: the result of `build_towers`, at any batch size.
-      memory_limit: bytes that a step may take of each memory (of a GPU's, or of the one memory that
-        all CPUs of the process share), a whole number, such as `50e6`; None: all that the devices
-        have.
+      memory_limit: bytes that a step may take, a whole number such as `50e6`. The limit is for the
+        memory of each GPU, or for the one memory that all CPUs of the process share. None: all the
+        memory that the devices have.
       most: the largest batch to consider (the size of the data set, say), or None. The search ends
         at 65,536 examples a tower, and the result says so.
 
@@ -76,7 +78,7 @@ def largest_batch(built: BuiltTowers, memory_limit: typing.Optional[float] = Non
       4; else it divides evenly among the towers.
 
     Raises:
-      OutOfMemoryError: not one example a tower, or a micro-batch, fits.
+      OutOfMemoryError: a batch of one example a tower, or a micro-batch, does not fit.
       InvalidArgumentError: `most` is less than one example a tower, or a micro-batch.
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
@@ -97,17 +99,17 @@ def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -
       most: the largest batch to consider; or None.
 
     Raises:
-      OutOfMemoryError: not one example a tower, or a micro-batch, fits.
+      OutOfMemoryError: a batch of one example a tower, or a micro-batch, does not fit.
       InvalidArgumentError: `most` is less than one example a tower, or a micro-batch.
     """
-    # The examples of the smallest batch in which each tower, or micro-batch, has one. The batches
-    # that are tried are multiples of it.
+    # The number of examples of the smallest batch in which each tower, or micro-batch, has an
+    # example. The sizes of the batches that are tried are multiples of it.
     unit = sum(built.plan.shares)
     # `micro_batch` is the index of a micro-batch in its tower.
     micro_batches = 1 + max(tower.micro_batch for tower in built.towers)
     place = 'tower' if micro_batches == 1 else 'micro-batch'
     if most is not None and most < unit:
-        num_places = len(built.towers)  # it has an entry for each micro-batch of each tower
+        num_places = len(built.towers)  # there is an entry for each micro-batch of each tower
         raise InvalidArgumentError('most=%d examples leave some of %d %ss without one.' % (
             most, num_places, place))
     account = memory_account(built, unit)
@@ -123,7 +125,7 @@ def _largest_batch(built: BuiltTowers, limit: int, most: typing.Optional[int]) -
     # The share of a tower, or of each of its micro-batches: with shares 3 and 1, one unit has 3
     # examples for each micro-batch of the first tower.
     largest_share = max(built.plan.shares)
-    # Neither the limit nor `most` has stopped the search, but its own bound.
+    # The search's own bound has stopped it, and neither the limit nor `most`.
     stopped_by_bound = found.all_fit and most_units == MOST_PER_TOWER
     return FittedBatch(
         batch_size=found.units * unit,
@@ -179,17 +181,18 @@ def fit_batch_size(build: typing.Callable, first: int,
         the variables are initialized (the initializer of the input's iterator).
       first: batch size to build for the account: any that divides among the towers.
       memory_limit: see `largest_batch`.
-      say: called with each line about what was found; None for silence.
+      say: called with a line about each batch that was run; None for silence.
       config: function from `built` to the `tf.ConfigProto` of a session; None for
         `session_config`'s.
       most: see `largest_batch`.
 
     Returns:
-      `FittedBatch`; `measured` is None where TensorFlow's allocator does not count: all that is
-      known then is that the step ran.
+      `FittedBatch`; `measured` is None where TensorFlow's allocator does not count memory: then it
+      is only known that the step ran.
 
     Raises:
-      OutOfMemoryError: nothing fits, or what should fit did not in several tries.
+      OutOfMemoryError: no batch fits by the account; or several batches that fit by the account
+        were run, and none of these steps stayed within the limit.
       InvalidArgumentError: an argument of another kind; `build` returns something else.
     """
     check_build(build, config)
@@ -223,8 +226,8 @@ def _confirmed_batch(built: BuiltTowers, limit: int, most: typing.Optional[int],
     Raises `OutOfMemoryError` if none of `_TRIES` steps fits.
     """
     unit = sum(built.plan.shares)
-    # The bytes that the account of a batch may say. They are the limit at first, and less after a
-    # step that has taken more than its account says.
+    # The largest peak that the account of the next batch may have. It is the limit at first, and
+    # less after a step that has taken more than its account says.
     accounted_limit = limit
     for _ in range(_TRIES):
         fitted = _largest_batch(built, accounted_limit, most)
@@ -232,18 +235,18 @@ def _confirmed_batch(built: BuiltTowers, limit: int, most: typing.Optional[int],
         fitted = fitted._replace(limit=limit, measured=trial.measured)
         if trial.ran_out_of_memory:
             say('batch %d ran out of memory: trying less' % fitted.batch_size)
-            # By how much is not known: next a batch of a tenth less, by the account.
+            # How many bytes were missing is not known: the next account has to be a tenth less.
             accounted_limit = int(fitted.account.peak * 0.9)
         elif trial.measured is not None and trial.measured.peak > limit:
             say('%s: trying less' % (fitted,))
-            # Less by the factor of the error, and by 5 % at least, so that few tries do.
+            # Less by the factor of the error, and by 5 % at least, so that few tries are enough.
             factor = min(0.95, limit / float(trial.measured.peak))
             accounted_limit = int(accounted_limit * factor)
         else:
             say(str(fitted))
             return fitted
-        # A smaller batch than this one. Only the smallest, of one unit, may be tried again, as long
-        # as it is within `accounted_limit`.
+        # The next batch is smaller than this one. Only the smallest batch, of one unit, may be run
+        # again, as long as its account is within `accounted_limit`.
         most = max(unit, fitted.batch_size - unit)
     raise OutOfMemoryError(
         'no batch was found that fits %.1f MB: %d were run, the last of %d examples. Give a '

@@ -52,12 +52,13 @@ _FLOAT_BYTES = 4
 _INT64_BYTES = 8
 # The floats, of three matrices, on which a convolution's gradient works at a time.
 _CACHE_FLOATS = (30 << 20) // _FLOAT_BYTES
-# With so many floats a core or more, the gradient of the images works on one image at a time.
+# If an image has so many floats for each core, or more, the gradient of the images works on one
+# image at a time.
 _FLOATS_A_CORE = (256 << 10) // _FLOAT_BYTES
 
 
 def passes_on(node: Node) -> bool:
-    """Whether a node's outputs are the memory of its input, so that they need none themselves."""
+    """Whether a node's outputs are the memory of its input, so that they take none of their own."""
     if node.type in _PASSES_ON or _has_reference(node):
         return True
     return node.type in CUTS and _cuts_along_rows(node)
@@ -70,9 +71,9 @@ def _has_reference(node: Node) -> bool:
 
 def _cuts_along_rows(node: Node) -> bool:
     """Whether each output of a node of a type in `CUTS` is whole rows of the input, one after the
-    other, so that it can be the input's memory.
+    other, so that the output can be a piece of the input's memory.
 
-    Rows 2 to 5 of a [8, 3] tensor can; its columns cannot, since they lie apart in memory.
+    Rows 2 to 5 of a [8, 3] tensor are such a piece. A column is not: its entries lie apart.
     """
     cut_shape = node.inputs[CUTS[node.type]].shape
     if not cut_shape:
@@ -97,7 +98,8 @@ def _is_of_rows(shape: typing.Optional[tuple], cut_shape: tuple) -> bool:
 def scratch(node: Node) -> int:
     """Bytes that a node's kernel takes for itself while it runs.
 
-    Known for max pooling and convolutions on CPUs; with oneDNN convolutions take next to nothing.
+    These bytes are known for max pooling and convolutions on CPUs, and count as 0 elsewhere. With
+    oneDNN, convolutions take next to none.
     """
     if 'CPU' not in node.device:
         return 0
@@ -116,7 +118,7 @@ def _places_of_maxima(node: Node) -> int:
     (`maxpooling_op.cc`).
     """
     pooled = node.inputs[1]
-    num_maxima = pooled.size // _FLOAT_BYTES  # taken for float32
+    num_maxima = pooled.size // _FLOAT_BYTES  # as if they were float32
     return _INT64_BYTES * num_maxima
 
 
@@ -129,7 +131,7 @@ def _patches(node: Node) -> int:
     Source: `conv_grad_filter_ops.cc`, `conv_grad_input_ops.h`. 0 where a shape is not known.
     """
     convolution = _convolution_of(node)
-    # A convolution of an empty tensor multiplies no floats.
+    # An empty tensor has no floats, by whose number `_images_at_a_time` would divide.
     if convolution is None or not convolution.floats_an_image:
         return 0
     images = _images_at_a_time(node, convolution)
@@ -182,8 +184,8 @@ def _images_at_a_time(node: Node, convolution: _Convolution) -> int:
     """For how many images a kernel has memory for patches: for as many as fill 30 MB with the
     three matrices, rounded up, also where the batch has fewer images.
 
-    The gradient of the images has memory for one alone, if the batch has one, or if an image is
-    enough work for all cores (`conv_grad_input_ops.h`).
+    The gradient of the images has memory for one image alone, if the batch has one image, or if
+    one image is enough work for all cores (`conv_grad_input_ops.h`).
     """
     if node.type == 'Conv2DBackpropInput':
         floats_a_core = convolution.floats_an_image // (os.cpu_count() or 1)

@@ -13,6 +13,7 @@ from towers.placement.devices import is_gpu
 from towers.placement.session_config import session_config
 
 _BYTES = 'a whole number of bytes, such as 50e6, or None'
+# The memory limit of the process's control group, in version 2 and in version 1 of control groups.
 _CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 
 
@@ -31,13 +32,13 @@ def checked_limit(memory_limit: typing.Optional[float]) -> typing.Optional[int]:
     if memory_limit is None:
         return None
     is_integer = isinstance(memory_limit, numbers.Integral)
-    is_real = isinstance(memory_limit, numbers.Real)  # an integer is one, too
+    is_real = isinstance(memory_limit, numbers.Real)  # True for integers also
     if is_real and not is_integer:
         check_number('memory_limit', memory_limit, least=1, expected=_BYTES)
         if memory_limit != int(memory_limit):
             raise InvalidArgumentError('memory_limit=%r: expected %s.' % (memory_limit, _BYTES))
     else:
-        check_count('memory_limit', memory_limit)  # refuses what is no number, too
+        check_count('memory_limit', memory_limit)  # also refuses a value that is no number
     return int(memory_limit)
 
 
@@ -47,8 +48,8 @@ def device_limit(devices: typing.Sequence[str],
 
     Args:
       devices: the devices of the towers. All CPUs share one memory.
-      config: `tf.ConfigProto` of the session that initialises the GPUs, in order to ask them; None
-        for `session_config`'s.
+      config: `tf.ConfigProto` of a session that initialises the GPUs and asks for their limits;
+        None for the config of `session_config`.
 
     Returns:
       Bytes.
@@ -81,7 +82,7 @@ def _limit_of_cpus() -> int:
         try:
             with open(path) as opened:
                 limits.append(int(opened.read()))
-        except (OSError, ValueError):  # another kind of control group, or 'max'
+        except (OSError, ValueError):  # no such file, or 'max' in it: no limit
             continue
     return min(limits)
 

@@ -72,7 +72,8 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     Args:
       built: the result of `build_towers`.
       feed_dict: for `session.run`.
-      session: a session whose variables are initialized; None: one is made, initialized and closed.
+      session: a session whose variables are initialized; None: this function makes a session,
+        initializes its variables, and closes it.
       start: operations that a session made here runs once after the initializers, such as the
         initializer of the input's iterator.
       config: `tf.ConfigProto` of a session made here; None for `session_config`'s.
@@ -81,8 +82,9 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
       `MeasuredMemory`.
 
     Raises:
-      MeasurementError: TensorFlow's allocator on CPUs does not count here.
-      InvalidArgumentError: not the result of `build_towers`; an argument of another kind.
+      MeasurementError: TensorFlow's allocator on CPUs does not count memory here.
+      InvalidArgumentError: `built` is not the result of `build_towers`; another argument is of
+        another kind.
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     check_feed(feed_dict)
@@ -90,7 +92,7 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
     first_operations = _checked_start('start', start)
     if session is not None:
         _check_session(session)
-        running: typing.ContextManager = contextlib.nullcontext(session)  # it stays open
+        running: typing.ContextManager = contextlib.nullcontext(session)  # left open
     else:
         running = _initialized_session(built, config, first_operations)
     step = built.train_op
@@ -109,8 +111,8 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
 
 
 def _check_session(session: typing.Any) -> None:
-    """Raises `InvalidArgumentError` for what is no session: a session, a hooked one too, has a
-    method `run`. A class and an operation have that method, too, and run nothing by it."""
+    """Raises `InvalidArgumentError` for a value that is no session. Every session, also a hooked
+    session, has a method `run`. A class or an operation has a `run` that runs no step."""
     is_other = isinstance(session, (type, tf.Operation))
     if is_other or not hasattr(session, 'run'):
         raise InvalidArgumentError('session=%.80r of type %s: expected a tf.Session, or None.' % (
@@ -142,7 +144,7 @@ def _peaks_of_steps(session: tf.Session, step: typing.Any,
 
 
 def _note_peak(peaks: typing.Dict[str, _Peak], device: str, peak: _Peak) -> None:
-    """Puts the peak of a device into `peaks`, unless these have a higher one of it."""
+    """Puts the peak of a device into `peaks`, unless `peaks` has a higher peak of the device."""
     if device not in peaks or peak.bytes > peaks[device].bytes:
         peaks[device] = peak
 
@@ -154,9 +156,9 @@ def _initialized_session(built: BuiltTowers, config: typing.Optional[tf.ConfigPr
     """The context of a session that has run its initializers, and whose queues are being filled.
 
     Args:
-      built: the towers, whose graph it runs.
+      built: the towers, whose graph the session runs.
       config: the config of the session; None for `session_config`'s, with the towers' precision.
-      first_operations: operations that it runs after the initializers.
+      first_operations: operations that the session runs after the initializers.
     """
     graph = built.loss.graph
     if config is None:
@@ -212,10 +214,10 @@ class MemoryUse(typing.NamedTuple):
     """The memory in use while an operation ran.
 
     Attributes:
-      device: whose memory, '' for all CPUs.
-      bytes: in use at the operation's end, and its scratch memory.
-      operation: its name.
-      end: when it ended, microseconds on the clock of the trace.
+      device: the device whose memory is in use, '' for all CPUs.
+      bytes: the bytes in use at the operation's end, plus the operation's scratch memory.
+      operation: the name of the operation.
+      end: when the operation ended, microseconds on the clock of the trace.
     """
     device: str
     bytes: int
@@ -226,8 +228,8 @@ class MemoryUse(typing.NamedTuple):
 def uses_of(metadata: tf.RunMetadata) -> typing.Iterator[MemoryUse]:
     """Yields the memory in use while each operation of a FULL_TRACE run ran, in no order.
 
-    TensorFlow's record of an operation has the bytes in use at its end. While it ran, its scratch
-    memory was in use, too: the difference of its own peak and the bytes that it left.
+    TensorFlow's record of an operation has the bytes in use at its end. While the operation ran,
+    its scratch memory was also in use: the operation's own peak minus the bytes that it left.
     """
     for device in metadata.step_stats.dev_stats:
         for node in device.node_stats:
@@ -246,8 +248,8 @@ def _device_of(allocator_name: str, device: str) -> str:
 
     Args:
       allocator_name: the name of the allocator in a record.
-      device: the device of the operation that the record is of. An operation on a GPU may use
-        memory of the CPUs, too.
+      device: the device of the recorded operation. An operation on a GPU may also use memory of the
+        CPUs.
     """
     short = _short(device)
     is_on_gpu = is_gpu(short)
@@ -267,10 +269,10 @@ def _short(device: str) -> str:
 # ---- a function that builds towers at a batch size -----------------------------------------------
 
 def check_build(build: typing.Any, config: typing.Any) -> None:
-    """Raises `InvalidArgumentError` for arguments of `fit_batch_size` that it cannot call.
+    """Raises `InvalidArgumentError` if `fit_batch_size` cannot call its `build` or its `config`.
 
     Args:
-      build, config: the arguments.
+      build, config: the arguments of `fit_batch_size`.
     """
     check_function('build', build, 1, 'a function from a batch size to (built, start)')
     if config is not None:
@@ -289,10 +291,10 @@ def called_build(build: typing.Callable,
       `(built, start)`: the `BuiltTowers`, and a list of operations to run once.
 
     Raises:
-      InvalidArgumentError: it returned something else.
+      InvalidArgumentError: `build` returned something else.
     """
     made = build(batch_size)
-    is_pair = type(made) in (list, tuple) and len(made) == 2  # a `BuiltTowers` is a tuple, too
+    is_pair = type(made) in (list, tuple) and len(made) == 2  # a `BuiltTowers` is also a tuple
     if not is_pair or not isinstance(made[0], BuiltTowers):
         raise InvalidArgumentError(
             'build(%d) returned %.80r of type %s: expected (built, start), what build_towers '
@@ -309,5 +311,5 @@ def config_of(built: BuiltTowers,
 
 
 def count_on_cpus() -> None:
-    """Makes TensorFlow's allocator on CPUs count; to be called before the first session."""
+    """Makes TensorFlow's allocator on CPUs count memory; to be called before the first session."""
     os.environ.setdefault('TF_CPU_ALLOCATOR_USE_BFC', 'true')

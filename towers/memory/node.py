@@ -9,9 +9,9 @@ import tensorflow.compat.v1 as tf
 
 
 class Output(typing.NamedTuple):
-    """A result of a node, which others take as an input."""
+    """A result of a node, which other nodes take as an input."""
     node: 'Node'
-    value_index: int  # which of the node's outputs it is, from 0; as of a `tf.Tensor`
+    value_index: int  # the index among the node's outputs, as `tf.Tensor.value_index`
 
     @property
     def name(self) -> str:
@@ -34,13 +34,15 @@ class Node:
 
     Attributes:
       op: the `tf.Operation`.
-      name, type, device: those of the operation; one that asks for no device is on the CPU.
+      name, type, device: the operation's. An operation that asks for no device counts as on the
+        CPU.
       number: the index of the node in `StepGraph.nodes`.
-      inputs: the `Output`s that the operation takes, in its order of them.
-      controls: list of the nodes that the operation only waits for.
+      inputs: the `Output`s that the operation takes, in the order of `op.inputs`.
+      controls: list of the nodes that the operation waits for by control edges.
       sizes: bytes of each output.
       shapes: static shape of each output, a tuple, or None where a dimension is not known.
-      folded: whether TensorFlow computes it once, before the step, as it does with constants.
+      folded: whether the result is there before the step: the operation is a constant, or
+        TensorFlow computes it once from constants.
     """
     __slots__ = ('name', 'type', 'device', 'op', 'inputs', 'controls', 'sizes', 'shapes', 'folded',
                  'number')

@@ -14,7 +14,7 @@ from towers.memory.fit import largest_batch
 from towers.memory.limits import checked_limit, device_limit, is_out_of_memory
 from towers.placement.devices import is_gpu, short_name
 
-# The name of an operation in the text of an error: `{{node name}}`, or in older ones `[[name …`.
+# The name of an operation in an error's text: `{{node name}}`, or `[[name …` in older texts.
 _NODE = re.compile(r'\{\{node (?P<new>[^}]+)\}\}|\[\[(?:node )?(?P<old>[^\s\]{]+)')
 
 
@@ -30,8 +30,9 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
     Args:
       built: the result of `build_towers`.
       directory: the directory of the run's checkpoints, or None.
-      memory_limit: bytes of each memory; None: all that the devices have.
-      batch_size: examples of the step, needed where the batch has no static size.
+      memory_limit: bytes that a step may take, see `largest_batch`; None: all the memory that the
+        devices have.
+      batch_size: examples of the step; without it a batch of no static size gets no advice.
 
     Raises:
       OutOfMemoryError: in place of the `tf.errors.ResourceExhaustedError`, which is its cause.
@@ -77,8 +78,9 @@ def _failure(error: tf.errors.OpError, built: BuiltTowers) -> str:
 
 
 def _operation_in(error: tf.errors.OpError) -> typing.Optional[str]:
-    """The name of the operation at which an error of TensorFlow was raised; None if it has none."""
-    op = getattr(error, 'op', None)  # None where TensorFlow has made it for the run, as a copy
+    """The name of the operation at which an error of TensorFlow was raised; None if no name
+    is in the error."""
+    op = getattr(error, 'op', None)  # None for an operation made for the run, such as a copy
     if op is not None:
         return op.name
     found = _NODE.search(str(error))
@@ -88,8 +90,8 @@ def _operation_in(error: tf.errors.OpError) -> typing.Optional[str]:
 
 
 def _where_the_run_goes_on(directory: typing.Optional[str]) -> typing.List[str]:
-    """List of the sentence that names the latest checkpoint; [] if there is none, or no directory
-    for it."""
+    """List of the sentence that names the latest checkpoint; [] if there is no checkpoint, or no
+    directory was given."""
     checkpoint = tf.train.latest_checkpoint(directory) if directory else None
     if checkpoint is None:
         return []
@@ -102,14 +104,14 @@ def _advice(built: BuiltTowers, batch_size: typing.Optional[int],
 
     Args:
       built: the towers.
-      batch_size: examples of the step; None for the static size, which the batch has then.
+      batch_size: examples of the step; None for the static size of the batch.
       limit: bytes of memory that a step may take; None for all that the devices have.
     """
     if limit is None:
         limit = device_limit(built.devices)
     try:
         account = memory_account(built, batch_size)
-    except InvalidArgumentError as error:  # of a sparse batch, which has no account, say
+    except InvalidArgumentError as error:  # for a sparse batch, say, which has no account
         return [str(error)]
     examples: typing.Any = account.batch_size  # given or static, so never None here
     needed = ('A step of batch %d takes %.1f MB at its worst moment, by the account; there are '
@@ -127,15 +129,15 @@ def _advice(built: BuiltTowers, batch_size: typing.Optional[int],
 
 
 def _num_micro_batches(batch_size: int, size_that_fits: int) -> int:
-    """The least number of micro-batches that a batch has to be cut into for one of them to fit; two
-    or more, since the whole batch did not fit, whatever the account says."""
+    """The least number of micro-batches with which each micro-batch of the batch fits. It is at
+    least 2, since the whole batch did not fit, whatever the account says."""
     rounded_up = -(-batch_size // size_that_fits)
     return max(2, rounded_up)
 
 
 def _ways_to_save(built: BuiltTowers, num_micro_batches: int) -> str:
     """The sentence that says how a step with the same batch takes less memory."""
-    others = ' (CPUs share one memory)'  # so that more of them do not help
+    others = ' (CPUs share one memory)'  # so that more CPUs do not help
     if any(map(is_gpu, built.devices)):
         others = '; more devices, as towers or as stages of one'
     return ('Less memory for the same batch: memory=towers.Memory(accumulate=%d), or '

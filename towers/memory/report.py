@@ -13,7 +13,7 @@ from towers.memory.measure import called_build, check_build, config_of, measure_
 from towers.safe_files import written_whole
 
 _SHARES_OF_BATCH = (0.25, 0.5, 1, 2)
-_GB_FROM = 2e9  # bytes, from which on the picture counts in GB
+_GB_FROM = 2e9  # bytes; the unit of the picture is GB if its highest peak has so many
 
 
 class _Unit(typing.NamedTuple):
@@ -32,7 +32,7 @@ class _Point(typing.NamedTuple):
     Attributes:
       account: the account of its memory.
       measured: the measured peak in bytes; None where the step was not run, or did not fit.
-      text: the report's line about both.
+      text: the report's line about the account and the measurement.
     """
 
     account: MemoryAccount
@@ -56,8 +56,8 @@ def memory_report(build: typing.Callable, batch_size: int,
       say: called with each text: plan, account, a line for each batch size.
 
     Raises:
-      MissingPackageError: a picture is wanted and matplotlib is not installed; nothing has been
-        run by then.
+      MissingPackageError: a picture is wanted and matplotlib is not installed; no step has been run
+        by then.
       LogFileError: the picture cannot be written.
       InvalidArgumentError: an argument of another kind; `build` returns something else.
     """
@@ -75,7 +75,7 @@ def memory_report(build: typing.Callable, batch_size: int,
             limit = device_limit(built.devices, config_of(built, config))
         say(str(memory_account(built, batch_size)))
     points = []
-    unit = sum(built.plan.shares)  # examples of the smallest batch in which each tower has one
+    unit = sum(built.plan.shares)  # size of the smallest batch with an example for each tower
     for size in _batch_sizes(batch_size, unit):
         point = _point(build, size, limit, config)
         say(point.text)
@@ -138,7 +138,7 @@ def _draw(points: typing.List[_Point], path: str, limit: float, title: str) -> N
       limit: bytes that a step may take.
       title: title of the picture.
     """
-    # Not by pyplot, whose state is the program's.
+    # Without pyplot, whose state belongs to the program.
     figure = figure_class()(figsize=(8.4, 4.8), dpi=110)
     axes = figure.add_subplot(111)
     peaks = [point.account.peak for point in points]
@@ -153,7 +153,7 @@ def _draw(points: typing.List[_Point], path: str, limit: float, title: str) -> N
     axes.axhline(limit / unit.bytes, color='#cc0000', linestyle='--',
                  label='limit, %.6g %s' % (limit / unit.bytes, unit.name))
     top = highest
-    if limit < 3 * highest:  # a limit far above all the rest would press that down
+    if limit < 3 * highest:  # with a limit far above the peaks, these would be flat
         top = max(highest, limit)
     axes.set_ylim(0, top / unit.bytes * 1.08)  # with some room above
     axes.set_xlabel('batch size, examples of a step over all towers')
@@ -174,9 +174,9 @@ def _draw_predicted(axes: typing.Any, points: typing.List[_Point], unit: _Unit) 
       unit: the unit of the vertical axis.
     """
     batch_sizes = [point.account.batch_size for point in points]
-    # Of each step the fullest memory, whose peak is the account's.
+    # The accounts of each step's fullest memory, whose peak is `MemoryAccount.peak`.
     accounts = [point.account.fullest() for point in points]
-    heights = {}  # {kind: its height at each batch size}, of kinds that take memory at any
+    heights = {}  # {kind: its height at each batch size}, without kinds that never take memory
     for kind in KINDS:
         heights_of_kind = [account.kinds.get(kind, 0) / unit.bytes for account in accounts]
         if any(heights_of_kind):

@@ -1,10 +1,10 @@
 """A step as TensorFlow's executor runs it: what is in memory after each operation.
 
-Ready operations run first come first served. The executor has two or more threads, of which each
-prefers what it has just made ready; on average that is near this order. (A single thread would put
-off all gradients of weights.) An output is freed when the last operation that takes it has
-finished. An operation's scratch memory is there until the next one has begun, since the two
-gradients of a convolution run at the same time.
+Ready operations run first come first served. TensorFlow's executor has two or more threads. Each
+thread prefers the operations that it has just made ready; on average this order is near first come
+first served. (A single thread would put off all gradients of weights.) An output is freed when the
+last operation that takes it has finished. An operation's scratch memory is there until the next
+operation has begun, since the two gradients of a convolution run at the same time.
 """
 
 import collections
@@ -17,8 +17,8 @@ from towers.memory.kernels import REUSES, passes_on, scratch
 from towers.memory.node import Node, Output
 from towers.memory.step_graph import StepGraph
 
-# The beginnings of the types of operations that write a resource variable in place. By
-# `AssignVariableOp`, which is none of them, a variable takes the memory of the value.
+# The beginnings of the types of operations that write a resource variable in place. An
+# `AssignVariableOp` does not: the variable takes over the memory of the assigned value.
 _UPDATES = ('ResourceApply', 'AssignAddVariableOp', 'AssignSubVariableOp', 'ResourceScatter',
             'ResourceSparseApply')
 _VARIABLES = ('VarHandleOp', 'VariableV2', 'Variable', 'TemporaryVariable')
@@ -78,15 +78,15 @@ class Run:
         """Notes what a node waits for, and which outputs it takes."""
         awaited = {source.number for source in node.controls}
         for output in computed_inputs(node):
-            # It waits for a node once, however many of its outputs it takes.
+            # A node waits once for another node, however many outputs of that node it takes.
             awaited.add(output.node.number)
             self._takers[output].append(node.device)
         for number in awaited:
             self._followers[number].append(node)
         num_awaited = len(awaited)
         if node.type in _MERGES:
-            # It begins with the first of its inputs, as of two branches only one is run; without
-            # any that a step computes, it waits for nothing.
+            # A `Merge` begins with the first of its inputs, since only one of two branches is run.
+            # A `Merge` without inputs that a step computes waits for nothing.
             num_awaited = min(1, num_awaited)
         self._num_awaited[node.number] = num_awaited
 
@@ -107,9 +107,9 @@ class Run:
         self._memory.release(scratch_buffer)
 
     def _buffer_on(self, output: Output, device: str) -> typing.Optional[Buffer]:
-        """The `Buffer` from which an operation on a device reads an output: the copy there, if
-        there is one, else the output's own. None if the output takes no memory, or is a constant,
-        which the account counts by itself."""
+        """The `Buffer` from which an operation on a device reads an output: the output's copy on
+        that device, if there is a copy, else the output's own buffer. None if the output takes no
+        memory, or is a constant, which the account counts separately."""
         return self._copies.get((output, device)) or self._held.get(output)
 
     # ---- the beginning of an operation
@@ -138,8 +138,8 @@ class Run:
         return scratch_buffer
 
     def _move_variables_that_are_read(self, node: Node) -> None:
-        """Gives the variables of an update new memory, if others still read their old memory, which
-        TensorFlow then leaves to them."""
+        """Gives a variable that an operation updates new memory, if other operations still read its
+        old memory, which TensorFlow then leaves to these readers."""
         for tensor, output in zip(node.op.inputs, node.inputs):
             if tensor.dtype != tf.resource:
                 continue  # a gradient or the like: no handle of a variable
@@ -155,9 +155,9 @@ class Run:
 
     def _outputs(self, node: Node) -> typing.List[typing.Optional[Buffer]]:
         """List of the `Buffer` of each output of an operation; None for an output that takes no
-        memory. It may be the buffer of a variable or of an input, or a new one."""
+        memory. The buffer of an output may be a variable's, an input's, or a new buffer."""
         if node.type in _VARIABLES:
-            # A reference is the variable's memory. A handle, of 0 bytes, has none.
+            # A reference is the variable's memory. A handle has 0 bytes, and so no buffer.
             return _without_empty([self._variables[node.number]], node)
         if node.type == 'ReadVariableOp':
             variable = _variable_of(node)
@@ -169,8 +169,8 @@ class Run:
 
     def _written_outputs(self, node: Node, inputs: typing.List[typing.Optional[Buffer]]
                          ) -> typing.List[typing.Optional[Buffer]]:
-        """List of the `Buffer` into which a kernel writes each output: that of an input which it
-        may write over, else a new one; None for an output that takes no memory.
+        """List of the `Buffer` into which a kernel writes each output: the buffer of an input that
+        the kernel may write over, else a new buffer; None for an output that takes no memory.
 
         Args:
           node: the operation.
@@ -206,7 +206,7 @@ class Run:
 
         Args:
           output: the output of an operation that ends.
-          buffer: what holds the output.
+          buffer: the memory that holds the output.
         """
         node = output.node
         takers_elsewhere: typing.Counter[str] = collections.Counter()  # {device: number of takers}
@@ -217,7 +217,7 @@ class Run:
                 takers_elsewhere[device] += 1
         for device, num_takers in takers_elsewhere.items():
             copied = self._memory.allocate(output.size, device, node, output.value_index, TRANSFER)
-            # None for an output of no bytes: a variable of unknown size counts as one.
+            # None for an output of 0 bytes, such as the value of a variable of unknown size.
             if copied is not None:
                 copied.references = num_takers
                 self._copies[output, device] = copied
@@ -245,15 +245,16 @@ def _passed_on(node: Node, inputs: typing.List[typing.Optional[Buffer]]
     """
     if node.type == 'IdentityN':  # output i is input i
         return _without_empty(inputs, node)
-    # All outputs are one input: the first that has memory, as the axis of a `Split` has none.
+    # All outputs are in the memory of one input: the first that has a buffer. The axis of a `Split`,
+    # for example, has none.
     first = next((buffer for buffer in inputs if buffer is not None), None)
     return _without_empty([first] * len(node.sizes), node)
 
 
 def _without_empty(buffers: typing.Iterable[typing.Optional[Buffer]],
                    node: Node) -> typing.List[typing.Optional[Buffer]]:
-    """The buffers of the outputs of a node, with None in the place of an output of no bytes, as a
-    handle is."""
+    """The buffers of the outputs of a node, with None in the place of an output of 0 bytes, such as
+    a handle."""
     return [buffer if size else None for buffer, size in zip(buffers, node.sizes)]
 
 
@@ -267,7 +268,7 @@ def _buffer_to_write_over(node: Node, index: int, inputs: typing.List[typing.Opt
       node: the operation.
       index: the index of the output.
       inputs: the `Buffer` of each input, or None.
-      outputs: the buffers of the outputs before.
+      outputs: the buffers of the outputs before this output.
 
     Returns:
       The `Buffer` of the input; None if the output needs memory of its own.
@@ -288,7 +289,7 @@ def _may_be_written_over(buffer: Buffer, size: int,
     Args:
       buffer: the memory of the input.
       size: bytes of the output.
-      outputs: the memory of the operation's outputs before.
+      outputs: the memory of the operation's outputs before this output.
     """
     if buffer in outputs:
         return False  # another output is written into it
@@ -305,15 +306,15 @@ def _variable_bytes(node: Node) -> int:
 
 def _variable_of(node: Node) -> Node:
     """The node of the variable whose handle a node takes, or hands on, as its first input. For a
-    handle that comes from no variable of the step, the node that it comes from."""
+    handle that comes from no variable of the step, the node that the handle comes from."""
     while node.inputs and node.type not in _VARIABLES:
         node = node.inputs[0].node
     return node
 
 
 def _memory_of(device: str) -> str:
-    """The name of a device's memory: the device, or, since they share one, `'/device:CPU'` for all
-    CPUs of a process."""
+    """The name of a device's memory: the name of the device; or `'/device:CPU'` for each CPU, since
+    all CPUs of a process share one memory."""
     if 'CPU' in device:
         return device.rsplit(':', 1)[0]  # without the number
     return device

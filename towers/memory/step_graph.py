@@ -3,8 +3,8 @@
 `tower_step` makes it for the towers of a build, at any batch size.
 
 Words of `graph/op_types.py` used here: `SIZES` are operations that need only the shape of their
-input, such as `Shape`; `CONTROL_FLOW` and `CONTROL_FLOW_V2` are those of loops and branches;
-`PLACEHOLDERS` give what is fed.
+input, such as `Shape`; `CONTROL_FLOW` and `CONTROL_FLOW_V2` are the operations of loops and
+branches (v1, v2); `PLACEHOLDERS` give the fed values.
 """
 
 import typing
@@ -16,9 +16,9 @@ from towers.graph.op_types import CONTROL_FLOW, CONTROL_FLOW_V2, PLACEHOLDERS, S
 from towers.memory.node import Node, Output
 
 # Types of operations that a step runs also if their inputs are constants: they choose a branch, or
-# give what is fed (`PlaceholderWithDefault`).
+# give a fed value (`PlaceholderWithDefault`).
 _NEVER_FOLDED = CONTROL_FLOW | CONTROL_FLOW_V2 | PLACEHOLDERS
-_STRING_BYTES = 16  # of the object; its text is elsewhere
+_STRING_BYTES = 16  # of the string object; its text is elsewhere
 _RESERVE_SPACE_3 = 5  # index of the last output of a `FusedBatchNormV3`
 
 
@@ -56,8 +56,8 @@ class StepGraph:
         nodes_in_order = self._in_order()
         for node in nodes_in_order:
             self._measure(node, elements_of)
-        # After all shapes: in a loop, a node may come before one that it takes an input from, and
-        # `_is_folded` asks for the shapes of inputs.
+        # Only when all nodes have shapes: `_is_folded` asks for the shapes of inputs, and in a loop
+        # a node may come before a node that it takes an input from.
         for node in nodes_in_order:
             node.folded = _is_folded(node)
         _keep_order_of_folded(nodes_in_order)
@@ -80,9 +80,9 @@ class StepGraph:
             node.controls.append(self.by_name[source.name])
 
     def _in_order(self) -> typing.List[Node]:
-        """List of the nodes, each after the nodes that it takes inputs from. In a loop,
-        where that cannot be so for all, the node that the search comes to first is after the
-        others. It is a search depth first, without recursion."""
+        """List of the nodes, each after the nodes that it takes inputs from. In a loop not all can
+        be in this order: the node that the search reaches first is after the other nodes. The
+        search is depth first, without recursion."""
         seen: typing.Set[int] = set()
         in_order = []
         for start in self.nodes:
@@ -148,14 +148,14 @@ def _bytes_of_element(dtype: tf.DType) -> int:
 
 def _takes_no_memory(tensor: tf.Tensor) -> bool:
     """Whether a tensor takes no memory: a handle; or a batch norm's `reserve_space_3`, which takes
-    some on GPUs only."""
+    memory on GPUs only."""
     if tensor.dtype.base_dtype in (tf.resource, tf.variant):
         return True
     return tensor.op.type == 'FusedBatchNormV3' and tensor.value_index == _RESERVE_SPACE_3
 
 
 def _bytes_of_largest_input(node: Node) -> int:
-    """Bytes of the largest input of a node, among those that have been measured."""
+    """Bytes of the largest input of a node, among the inputs that have been measured."""
     largest = 0
     for output in node.inputs:
         # An input from the end of a loop's body is measured after the node.
@@ -168,7 +168,7 @@ def _bytes_of_largest_input(node: Node) -> int:
 def _is_folded(node: Node) -> bool:
     """Whether TensorFlow computes a node once, before the step (constant folding): its inputs are
     constants, or it needs only the shape of inputs whose shape is static. `folded` of the nodes
-    that it takes inputs from has to be set before."""
+    that the node takes inputs from has to be set before."""
     if node.type == 'Const':
         return True
     if not node.inputs:
@@ -188,14 +188,15 @@ def _runs_in_each_step(node: Node) -> bool:
 
 
 def _keep_order_of_folded(nodes: typing.List[Node]) -> None:
-    """Makes nodes that take, or wait for, folded nodes wait for what these would wait for.
+    """Makes each node that takes or awaits a folded node wait for the nodes that the folded node
+    would wait for.
 
     Let b wait for a, and c take b. Then c comes after a in the graph. If b is folded, the step does
     not run it, and c would wait for nothing: c gets a control edge from a, in the place of b.
 
     Args:
-      nodes: all nodes, each after its inputs; the `controls` of those that a step executes are
-        changed, to nodes that it executes.
+      nodes: all nodes, each after its inputs. In the nodes that a step executes, `controls` is set
+        to a list of nodes that the step also executes.
     """
     # {folded node: the nodes of the step that it would wait for}
     awaited_by_folded: typing.Dict[Node, typing.Set[Node]] = {}
@@ -203,7 +204,7 @@ def _keep_order_of_folded(nodes: typing.List[Node]) -> None:
         awaited = {source for source in node.controls if not source.folded}
         producers = [output.node for output in node.inputs]
         for source in producers + node.controls:
-            awaited |= awaited_by_folded.get(source, set())  # nothing for one that runs
+            awaited |= awaited_by_folded.get(source, set())  # none for a source that runs
         if node.folded:
             awaited_by_folded[node] = awaited
         else:

@@ -1,8 +1,9 @@
-"""A step of finished towers as a `StepGraph`, at any batch size; and what is what in it.
+"""A step of finished towers as a `StepGraph`, at any batch size; and the shards, forward passes and
+gradients in it.
 
 If the towers were built with a batch of unknown size, their graph is copied, with a size written
 into the operations that give the batch, and TensorFlow infers the shapes of the copy anew. If they
-were built with another size, the sizes of what is computed from the batch are scaled.
+were built with another static size, the sizes of tensors computed from the batch are scaled.
 
 Words of other modules used here: `built.towers` and `plan.shares` have an entry for each tower, or
 for each micro-batch of each tower; `plan.remainder` is `'error'` where a batch has to divide by
@@ -37,7 +38,7 @@ def shard_sizes(built: BuiltTowers, batch_size: int) -> typing.List[int]:
     num_parts = len(built.towers)
     has_micro_batches = num_parts > len(built.devices)
     parts = '%d %s' % (num_parts, 'micro-batches' if has_micro_batches else 'towers')
-    unit = sum(built.plan.shares)  # examples of the smallest batch in which each part has one
+    unit = sum(built.plan.shares)  # size of the smallest batch with an example for each part
     if batch_size % unit and built.plan.remainder == 'error':
         raise InvalidArgumentError('batch_size=%d does not divide among %s: give a multiple of %d.'
                                    % (batch_size, parts, unit))
@@ -77,7 +78,7 @@ def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
             'batch_size=None, and the batch that the towers were built with has no static '
             'size: give a number of examples.')
     if batch_size == static_size:
-        return StepGraph(fetches)  # the static shapes in the graph are those of the step
+        return StepGraph(fetches)  # the static shapes in the graph are the step's shapes
     if static_size is None:
         return _rebuilt(built, fetches, batch_size)
     return _scaled(built, fetches, batch_size)
@@ -114,8 +115,8 @@ def _elements_before_shards(shards: typing.Iterable[tf.Operation]
     """`{name of a tensor that the batch was cut into: its number of elements}`.
 
     The batch is cut into pieces whose sizes are computed in the step, so that shape inference does
-    not know them. Each shard is a `placeholder_with_default` of a piece, and has a static size,
-    which is that of the piece.
+    not know them. Each shard is a `placeholder_with_default` whose default is a piece. The shard
+    has a static size, and the piece has the same size.
 
     Args:
       shards: the operations whose outputs are the shards, with static shapes.
@@ -129,8 +130,8 @@ def _elements_before_shards(shards: typing.Iterable[tf.Operation]
 
 
 def _with_batch_size(graph: tf.Graph, built: BuiltTowers, batch_size: int) -> tf.Graph:
-    """Copies a graph, with static sizes for the batch and its shards in the place of unknown ones.
-    TensorFlow infers all other shapes of the copy from these.
+    """Copies a graph, and gives the batch and its shards static sizes in place of unknown sizes.
+    TensorFlow infers all other shapes of the copy from these sizes.
 
     Args:
       graph: the graph of the towers.
@@ -152,8 +153,9 @@ def _with_batch_size(graph: tf.Graph, built: BuiltTowers, batch_size: int) -> tf
 
 
 def _set_number_of_examples(node: tf.NodeDef, size: int) -> None:
-    """Writes a number of examples into the shapes that a node has as attributes: those of a
-    placeholder (a shard is one, too), or of what takes the batch out of an iterator."""
+    """Writes a number of examples into the shapes in the attributes of a node: the shape of a
+    placeholder (a shard is a placeholder with a default), or the shapes of an operation that takes
+    the batch out of an iterator."""
     if node.op in PLACEHOLDERS:
         _set_first_dimension(node.attr['shape'].shape, size)
         return
@@ -172,8 +174,8 @@ def _set_first_dimension(shape: typing.Any, size: int) -> None:
 
 
 def _scaled(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
-    """The `StepGraph` of the fetches at another batch size than the static one: the sizes of what
-    is computed from the batch are scaled, but for the gradients of variables.
+    """The `StepGraph` of the fetches at a batch size other than the static size: the sizes of
+    tensors computed from the batch are scaled, except the gradients of variables.
 
     Args:
       built: the towers.
@@ -200,8 +202,8 @@ def _scaled(built: BuiltTowers, fetches: list, batch_size: int) -> StepGraph:
 
 def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]:
     """Set of the names of the operations whose results are taken to grow with the batch: the batch,
-    its shards, what is computed from them, and what is as long as a shard and is computed before
-    the step.
+    its shards, all operations downstream of the shards, and operations that are computed before the
+    step and whose result is as long as a shard.
 
     Args:
       step: a step at the static batch size.
@@ -211,7 +213,8 @@ def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]
     names = graph_walk.reachable_from(shards, step.operations)
     names |= graph_walk.names_of(graph_walk.step_operations(shards))  # the batch itself
     # Where the shape of the shard is static, `tf.ones_like(shard)` fills a tensor of this shape
-    # and takes nothing from the shard. A `Const` may be the model's own, and as long by chance.
+    # and takes nothing from the shard: only its length tells that it grows with the batch. A
+    # `Const` is left out, since the model's own constant may have this length by chance.
     shard_sizes_in_graph = {tower.size for tower in built.towers}
     for node in step.nodes:
         is_computed_before_step = node.folded and node.type != 'Const'
@@ -221,8 +224,8 @@ def _computed_from_batch(step: StepGraph, built: BuiltTowers) -> typing.Set[str]
 
 
 def _first_dimension(node: Node) -> typing.Optional[int]:
-    """The static size of the first dimension of a node's first output; None of a number, or where
-    its shape is not known."""
+    """The static size of the first dimension of a node's first output; None for a number, and
+    where its shape is not known."""
     shape = node.shapes[0]
     return shape[0] if shape else None
 
@@ -235,14 +238,15 @@ def forward_pass(built: BuiltTowers) -> typing.Set[str]:
 
 
 def _tensors_in(nest: typing.Any) -> typing.List[tf.Tensor]:
-    """List of the tensors in a nest; anything else in it is left out."""
+    """List of the tensors in a nest; its other leaves are left out."""
     return [leaf for leaf in tf.nest.flatten(nest) if isinstance(leaf, tf.Tensor)]
 
 
 def gradients_in(step: StepGraph, built: BuiltTowers,
                  forward: typing.Set[str]) -> typing.Set[str]:
-    """Finds the tensors in a step that are gradients of variables: those of the towers, what they
-    are added up from, and all that is computed from them, such as their sum over the towers.
+    """Finds the tensors in a step that are gradients of variables: the gradients of each tower, the
+    terms that these are added up from, and all tensors computed from these gradients, such as their
+    sum over the towers.
 
     Args:
       step: a step of the towers.
@@ -261,8 +265,8 @@ def gradients_in(step: StepGraph, built: BuiltTowers,
 
 
 def _gradient_tensors(built: BuiltTowers) -> typing.List[tf.Tensor]:
-    """List of the gradients of each tower, and of the combined ones; of a sparse gradient, the
-    tensor of its rows."""
+    """List of the gradients of each tower, and of the combined gradients. A sparse gradient is in
+    the list as the tensor of its rows."""
     pairs = []
     for tower in built.towers:
         pairs += tower.pairs
@@ -278,10 +282,10 @@ def _gradient_tensors(built: BuiltTowers) -> typing.List[tf.Tensor]:
 
 def _in_the_memory_of(gradients: typing.List[Output],
                       forward: typing.Set[str]) -> typing.Set[str]:
-    """Finds the gradients, and the tensors before them that are in the same memory, or may be.
+    """Finds the gradients, and the tensors before them that are, or may be, in the same memory.
 
-    For a gradient `AddN(a, b)`, whose kernel writes over one of its inputs, these are the `AddN`,
-    a and b; and if a is the `Reshape` of a product, the product, too.
+    For a gradient `AddN(a, b)`, whose kernel writes over one of its inputs, these tensors are the
+    `AddN`, a and b; if a is the `Reshape` of a product, also the product.
 
     Args:
       gradients: the gradients.
@@ -303,8 +307,8 @@ def _in_the_memory_of(gradients: typing.List[Output],
 
 def _made_from(gradients: typing.List[Output], step: StepGraph,
                forward: typing.Set[str]) -> typing.Set[str]:
-    """Finds the tensors that are computed from gradients: their combination, and what is done with
-    that.
+    """Finds the tensors that are computed from gradients: the combined gradients, and all tensors
+    computed from these.
 
     Args:
       gradients: the gradients.
