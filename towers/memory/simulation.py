@@ -245,8 +245,8 @@ def _passed_on(node: Node, inputs: typing.List[typing.Optional[Buffer]]
     """
     if node.type == 'IdentityN':  # output i is input i
         return _without_empty(inputs, node)
-    # All outputs are in the memory of one input: the first that has a buffer. The axis of a `Split`,
-    # for example, has none.
+    # All outputs are in the memory of one input: the first input that has a buffer. The axis of a
+    # `Split`, for example, has none.
     first = next((buffer for buffer in inputs if buffer is not None), None)
     return _without_empty([first] * len(node.sizes), node)
 

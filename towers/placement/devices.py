@@ -13,13 +13,13 @@ from towers.arguments import check_flag, is_whole_number
 from towers.errors import DeviceError, InvalidArgumentError
 from towers.placement.tower_device import StagedDevices, all_devices, stages_of, stages_of_all
 
-MOST_TOWERS = 10000  # a larger count is a slip of the keyboard, and its list fills the memory
+MOST_TOWERS = 10000  # a larger count is a typing error, and its list would fill the memory
 
 
 def visible_gpus() -> typing.Tuple[str, ...]:
     """Names of the GPUs that TensorFlow may use, without initialising any of them.
 
-    TensorFlow numbers what `CUDA_VISIBLE_DEVICES` leaves from 0, so these are
+    TensorFlow numbers the GPUs that `CUDA_VISIBLE_DEVICES` leaves, from 0 on. So the names are
     `/device:GPU:0`, `/device:GPU:1`, … without holes.
     """
     physical = tf.config.experimental.list_physical_devices('GPU')
@@ -77,7 +77,7 @@ def resolve_devices(devices: typing.Union[None, int, str, typing.Sequence] = Non
     """
     check_flag('check', check)
     check_flag('allow_repeated', allow_repeated)
-    if isinstance(devices, Devices):  # of an earlier call, which has checked them as it was told
+    if isinstance(devices, Devices):  # an earlier call has checked them by its own arguments
         return devices
     return Devices(_canonical_names(devices, check, allow_repeated), check)
 
@@ -166,14 +166,14 @@ def _device_of_tower(entry: typing.Any) -> str:
 def canonical_device(name: str) -> str:
     """The name of a device as `op.device` spells it: `'/device:GPU:1'` for `'/gpu:1'`.
 
-    Raises `DeviceError` for what is not the name of one device.
+    Raises `DeviceError` for a value that is not the name of one device.
     """
     spec = _spec_of_one_device(name)
     if spec is None:
         raise DeviceError("%.80r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
                           "'/job:worker/task:0/gpu:0', with a number." % (name,))
     # The runtime puts /job:localhost/replica:0/task:0 before the devices of a process without a
-    # cluster. Without that, one device has one spelling.
+    # cluster. Without this prefix, one device has one spelling.
     is_of_this_process = spec.job == 'localhost' and not spec.task and not spec.replica
     if is_of_this_process:
         spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
@@ -211,7 +211,7 @@ def _check_repeated(names: typing.Sequence[str], devices: typing.Any,
 
 
 def _check_each_once(names: typing.Iterable[str], devices: typing.Any, what_to_do: str) -> None:
-    """Raises `DeviceError` for a device that is there twice.
+    """Raises `DeviceError` for a device that is in `names` twice.
 
     Args:
       names: the canonical names of devices.
@@ -327,7 +327,7 @@ def is_gpu(device: str) -> bool:
 
 def cpu_indices(devices: typing.Iterable[str]) -> typing.Set[int]:
     """The numbers of the CPU devices that the towers have, stages included: {1, 3} for `/cpu:1`
-    and `/cpu:3`. A tower on another kind of device counts for nothing."""
+    and `/cpu:3`. Devices of other types are left out."""
     indices = set()
     for name in all_devices(devices):
         spec = tf.DeviceSpec.from_string(name)

@@ -22,8 +22,8 @@ _PUSHES_AND_POPS = frozenset(['StackPushV2', 'StackPopV2'])
 
 def keep_arrays_with_readers(operations: typing.Iterable[tf.Operation], device: str) -> None:
     """Puts operations that fill a TensorArray before a loop (v1), such as those of `tf.map_fn`, on
-    the device of the loop, which reads it. TensorFlow colocates them with the first value that is
-    written, and that may be of another stage than the loop.
+    the device of the loop, which reads it. TensorFlow colocates these operations with the first
+    value that is written, and this value may be on another stage than the loop.
 
     Args:
       operations: the operations of a tower.
@@ -41,7 +41,7 @@ def _keep_array_with_readers(array: tf.Operation, stages: typing.Sequence[str]) 
     Args:
       array: the operation that makes the TensorArray.
       stages: the devices of the tower's stages. If the readers are not all on one of these, the
-        program has placed them, and everything stays.
+        program has placed the readers, and the operations that fill the array stay where they are.
     """
     takers = _takers_of(array.outputs[0])
     readers = _readers_on_own_device(takers)
@@ -49,14 +49,15 @@ def _keep_array_with_readers(array: tf.Operation, stages: typing.Sequence[str]) 
     if device_of_loop is None or device_of_loop not in stages:
         return
     for writer in _colocated_writers(array, takers):
-        # With a reader, so that the copy for another tower is with the copy of the reader.
+        # Colocated with a reader, so that in another tower the copies of both are colocated.
         colocate(writer, [readers[0].name])
         compat.set_device(writer, device_of_loop)
 
 
 def _readers_on_own_device(takers: typing.Iterable[tf.Operation]) -> typing.List[tf.Operation]:
-    """List of the operations that read a TensorArray, of those that take it. Readers that are
-    colocated with others are left out: their own device does not say where they run."""
+    """List of the operations that read a TensorArray, among the operations that take it. Readers
+    that are colocated with other operations are left out: their own device does not say where they
+    run."""
     return [reader for reader in of_types(takers, _READS) if not is_colocated(reader)]
 
 
@@ -82,8 +83,8 @@ def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
     """Puts the stacks on which loops (v1) keep values for the backward pass on the device of the
     operations that push and pop.
 
-    TensorFlow colocates a stack, and its size, with the value that it keeps: with a variable, if
-    that is the variable's value.
+    TensorFlow colocates a stack, and its size, with the value that the stack keeps: with a
+    variable, if the value is the variable's.
     """
     for stack in of_types(operations, ('StackV2',)):
         _keep_stack_with_loop(stack)
@@ -91,11 +92,11 @@ def keep_stacks_with_loops(operations: typing.Iterable[tf.Operation]) -> None:
 
 def _keep_stack_with_loop(stack: tf.Operation) -> None:
     """Puts one stack, the constant of its size, and the operations that hand it into the loop on
-    the device of the operations that push and pop. Where TensorFlow has colocated one of them with
-    a variable, that colocation ends; any other stays where it is."""
+    the device of the operations that push and pop. Only operations that TensorFlow has colocated
+    with a variable are moved, and this colocation ends; the others stay where they are."""
     takers = _takers_of(stack.outputs[0])
     device = _common_device(of_types(takers, _PUSHES_AND_POPS))
-    if not device:  # None if they ask for several devices, '' if they ask for none
+    if not device:  # None: pushes and pops ask for several devices; '': they ask for none
         return
     sizes = of_types(producers_of(stack), ('Const',))
     for op in [stack] + sizes + of_types(takers, HAND_ON):
@@ -106,7 +107,7 @@ def _keep_stack_with_loop(stack: tf.Operation) -> None:
 
 def _is_moved_to_variable(op: tf.Operation) -> bool:
     """Whether TensorFlow would move an operation to the device of a variable, or of another
-    resource: it is colocated with an operation that takes one, such as a read."""
+    resource: it is colocated with an operation that takes the resource, such as a read."""
     for leader in colocated_operations(op):
         if resources_taken(leader):
             return True
@@ -114,7 +115,8 @@ def _is_moved_to_variable(op: tf.Operation) -> bool:
 
 
 def _common_device(operations: typing.Iterable[tf.Operation]) -> typing.Optional[str]:
-    """The device that all these operations ask for; None if they differ, or there are none."""
+    """The device that all these operations ask for; None if they ask for
+    different devices, or if there are no operations."""
     devices = {op.device for op in operations}
     if len(devices) != 1:
         return None
@@ -122,8 +124,8 @@ def _common_device(operations: typing.Iterable[tf.Operation]) -> typing.Optional
 
 
 def _takers_of(handle: tf.Tensor) -> typing.List[tf.Operation]:
-    """List of the operations that take an array or a stack, also within loops and branches; and of
-    those that hand it on into these, such as an `Enter`.
+    """List of the operations that take an array or a stack, also within loops and branches. In it
+    are also the operations that hand the array or stack on into these, such as an `Enter`.
 
     Args:
       handle: the tensor that stands for the array or the stack.

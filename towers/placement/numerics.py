@@ -1,8 +1,8 @@
 """Half precision and XLA for a tower's operations, and whether TensorFlow applied them.
 
 Half precision is a pass of grappler, which the session's config switches on: it casts what goes
-into convolutions and matrix products, and leaves variables, sums and losses in float32. Where it
-changes nothing, only TF's log says so, if anything; the audit of a step does.
+into convolutions and matrix products, and leaves variables, sums and losses in float32. If the pass
+changes nothing, at most TF's log says so; the audit of a step reports it.
 
 XLA compiles each tower's forward and backward pass for its own device.
 """
@@ -48,8 +48,8 @@ def use_precision(config: tf.ConfigProto, precision: str, devices: typing.Any) -
     """
     check_instance('config', config, tf.ConfigProto, 'a tf.ConfigProto')
     check_choice('precision', precision, PRECISIONS)
-    # Nothing is checked but the spelling: `build_towers` has checked the towers' devices, and this
-    # only asks whether they are GPUs, which may be those of another machine.
+    # Only the spelling is checked: `build_towers` has checked the towers' devices, which may be
+    # devices of another machine. Here it only matters whether the devices are GPUs.
     resolved = resolve_devices(devices, check=False, allow_repeated=True)
     if precision != 'float32':
         rewrites = config.graph_options.rewrite_options
@@ -73,7 +73,7 @@ def rewrite_field(precision: str, devices: typing.Sequence[str]) -> str:
             'kind or for the other. Use float32, or devices of one kind.' % precision)
     kind = 'GPU' if num_gpus else 'CPU'
     field = _REWRITE_FIELDS.get((precision, kind))
-    # An older TensorFlow does not have each field.
+    # An older TensorFlow lacks some of these fields.
     known_fields = tf.ConfigProto().graph_options.rewrite_options.DESCRIPTOR.fields_by_name
     if field is None or field not in known_fields:
         raise PrecisionError(
@@ -87,17 +87,17 @@ def converted_operations(run_metadata: tf.RunMetadata, precision: str) -> collec
     """Counts the operations that a step ran in a precision, casts to it included.
 
     Args:
-      run_metadata: that of a step with `tf.RunOptions(output_partition_graphs=True)`.
+      run_metadata: the metadata of a step with `tf.RunOptions(output_partition_graphs=True)`.
       precision: `'bf16'` or `'fp16'`.
 
     Returns:
-      `Counter` by the type of the operation. A fused one, such as oneDNN's `_MklMatMul` or
-      grappler's `_FusedConv2D`, counts as what it computes (`MatMul`, `Conv2D`).
+      `Counter` by the type of the operation. A fused operation, such as oneDNN's `_MklMatMul` or
+      grappler's `_FusedConv2D`, counts as the operation that it computes (`MatMul`, `Conv2D`).
     """
     dtype_code = _DTYPES[precision].as_datatype_enum  # its number in a node's attributes
     counts: collections.Counter = collections.Counter()
     for node in _nodes_of_step(run_metadata):
-        computed = compat.computed_operation(node.op)  # None if it only moves tensors
+        computed = compat.computed_operation(node.op)  # None for a node that only moves tensors
         if computed is not None and _has_dtype(node, dtype_code):
             counts[computed] += 1
     return counts
@@ -125,8 +125,8 @@ def compiled(enabled: bool) -> typing.Iterator[None]:
     """The scope of a tower whose operations, and the gradients taken of them, XLA compiles.
 
     This is `tf.xla.experimental.jit_scope`. The session-wide `global_jit_level` needs TF_XLA_FLAGS
-    on CPUs, and on TF 2.15 and later puts operations of several virtual CPUs into one cluster,
-    which then fails ("Multiple CPU devices").
+    on CPUs, and on TF 2.15 and later puts operations of several virtual CPUs into one cluster; such
+    a cluster fails ("Multiple CPU devices").
 
     Left out are random operations, for which XLA draws other numbers; initial values, which are
     computed once; and reads and writes of variables, which stay on the variables' devices.
@@ -145,7 +145,8 @@ def describe_xla(devices: typing.Sequence[str]) -> str:
     """The plan's line about XLA for towers on these devices."""
     text = "each tower's forward and backward pass, but for random operations"
     if not all(is_gpu(device) for device in devices):
-        # benchmarks/precision_and_xla.py: 1.4 to 6 times the step, with oneDNN's kernels beside it.
+        # In benchmarks/precision_and_xla.py a step with XLA took 1.4 to 6 times as long, with
+        # oneDNN's kernels beside XLA.
         text += '; on CPUs that was slower in every model measured'
     return text
 
@@ -154,7 +155,7 @@ def xla_clusters(run_metadata: tf.RunMetadata) -> collections.Counter:
     """Counts the clusters of operations that XLA has compiled in a step.
 
     Args:
-      run_metadata: that of a step with `tf.RunOptions(output_partition_graphs=True)`.
+      run_metadata: the metadata of a step with `tf.RunOptions(output_partition_graphs=True)`.
 
     Returns:
       `Counter` by device, such as `'/device:CPU:1'`.
@@ -168,14 +169,14 @@ def xla_clusters(run_metadata: tf.RunMetadata) -> collections.Counter:
     return clusters
 
 
-# The beginnings of the types of operations that XLA does not compile: stateless random ones, which
-# take a seed as an input, and those that use a variable.
+# The beginnings of the types of operations that XLA does not compile: stateless random operations,
+# which take a seed as an input, and operations that use a variable.
 _NOT_COMPILED = ('Stateless', 'Var', 'ReadVariable', 'Assign', 'Resource')
 
 
 def _is_to_be_compiled(node: tf.NodeDef) -> bool:
-    """Whether XLA is to compile an operation: not a random one, nor one that uses a variable, nor
-    an initial value. The docstring of `compiled` has the reasons."""
+    """Whether XLA is to compile an operation: no random operation, no operation that uses a
+    variable, and no initial value. The docstring of `compiled` has the reasons."""
     if is_random_type(node.op) or node.op.startswith(_NOT_COMPILED):
         return False
     # The scopes in which `tf.get_variable` and `tf.Variable` make initial values.

@@ -21,12 +21,13 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     """The `ConfigProto` for sessions of a graph with towers on these devices.
 
     With GPUs TF may move an op that has no kernel for its device (integers, strings). With only
-    CPUs a misplaced op is an error; and the graph is optimised once instead of twice,
-    and without the optimizers of memory and layout, whose time grows with the towers: that halves
-    the time of the first run of 8 InceptionResNet-v2 towers and costs no speed and no memory.
+    CPUs a misplaced op is an error. With only CPUs, the graph is also optimised once instead of
+    twice, and without the optimizers of memory and layout, whose time grows with the towers: this
+    halves the time of the first run of 8 InceptionResNet-v2 towers and costs no speed and no
+    memory.
 
     Args:
-      devices: the argument of `build_towers`; or the `devices` of what it returned.
+      devices: the argument of `build_towers`; or the `devices` of the towers that it returned.
       allow_growth: let GPU memory grow with use instead of taking all of it at the start.
       intra_op_threads: threads of one op. None: `OMP_NUM_THREADS` where it is set; else, for
         two or more CPU towers, the cores divided among them (at least 1), since towers already
@@ -39,7 +40,8 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
       A new `tf.ConfigProto`, yours to change.
 
     Raises:
-      DeviceError, InvalidArgumentError: see `resolve_devices`; also for a negative thread count; a
+      DeviceError: see `resolve_devices`.
+      InvalidArgumentError: see `resolve_devices`; also for a negative thread count, and for a
         `memory_fraction` that is no fraction.
     """
     check_flag('allow_growth', allow_growth)
@@ -48,8 +50,8 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     if memory_fraction is not None:
         check_number('memory_fraction', memory_fraction, above=0, most=1,
                      expected="a part of a GPU's memory, above 0 and up to 1, or None")
-    # Nothing is checked but the spelling: a config may be made for another machine, and towers that
-    # share a device need nothing else. `build_towers` checks the devices of its towers.
+    # Only the spelling is checked: a config may be made for another machine, and towers that share
+    # a device need no other config. `build_towers` checks the devices of its towers.
     names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
     has_gpus = any(map(is_gpu, names))
     if intra_op_threads is None:
@@ -82,7 +84,8 @@ def _default_intra_op_threads(num_cpu_devices: int) -> int:
     """The number of threads of one operation, where the caller gives none.
 
     That is `OMP_NUM_THREADS`, if it is set. Else several CPU devices, which compute side by side,
-    share the cores: on 8 cores each of 4 devices gets 2 threads. Else it is 0, TensorFlow's choice.
+    share the cores: on 8 cores each of 4 devices gets 2 threads. Else the number is
+    0: TensorFlow's choice.
     """
     from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
     if from_environment.isdigit() and int(from_environment) > 0:
@@ -97,7 +100,7 @@ def _shorten_graph_optimization(config: tf.ConfigProto) -> None:
     """Switches off, in a config for CPUs alone, the passes of graph optimization that take long at
     the first run of many towers, and make no step faster or smaller there."""
     rewrites = config.graph_options.rewrite_options
-    rewrites.meta_optimizer_iterations = rewrites.ONE  # TensorFlow does all passes twice
+    rewrites.meta_optimizer_iterations = rewrites.ONE  # else TensorFlow does all passes twice
     rewrites.memory_optimization = rewrites.NO_MEM_OPT  # its time grows with the towers
     rewrites.layout_optimizer = rewrites.OFF  # it only changes operations on GPUs
     compat.switch_off_graph_dialect(rewrites)  # a translation to MLIR and back

@@ -1,7 +1,8 @@
 """Stages: pieces of one model on several devices of a tower.
 
 `stage` is the scope in which a model makes the operations of a stage. Operations outside of stages,
-and gradient operations, get their stage here afterwards. `loop_state` does it for what loops keep.
+and gradient operations, get their stage here afterwards. `loop_state` places the TensorArrays and
+the stacks of loops.
 """
 
 import contextlib
@@ -41,15 +42,16 @@ def stage(number: int) -> typing.Iterator[None]:
 
     With `devices=[['/gpu:0', '/gpu:1'], ['/gpu:2', '/gpu:3']]` stage 1 is on `/gpu:1` in the first
     tower and on `/gpu:3` in the second one. A gradient operation goes to the device of its forward
-    operation. An operation outside of stages goes to the last stage among its inputs: a loss, to
-    the last stage. In a tower of one device, and outside of towers, all stages are in one place.
+    operation. An operation outside of stages goes to the last of the stages that its inputs are
+    on: a loss, to the last stage. In a tower of one device, and outside of towers, the scope has no
+    effect.
 
     Args:
       number: the number of the stage, from 0.
 
     Raises:
       InvalidArgumentError: `number` is no int of at least 0.
-      ModelFunctionError: the tower has several devices, and fewer than this.
+      ModelFunctionError: the tower has several devices, and none for a stage of this number.
     """
     check_count('number', number, least=0)
     if tf.executing_eagerly():  # towers are parts of a graph
@@ -75,7 +77,8 @@ def says_stages(operations: typing.Iterable[tf.Operation]) -> bool:
 
 def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> None:
     """Puts each operation that the model has made outside of stages on the last stage that it takes
-    a tensor from; on the first stage if it takes none. An operation on a stage stays there.
+    a tensor from; on the first stage if it takes a tensor from no stage. An operation on a stage
+    stays there.
 
     Args:
       operations: the operations of the forward pass, each after its inputs.
@@ -91,7 +94,7 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
         if stage_device is None:
             continue
         placed[op.name] = stage_device
-        if op.device:  # else TensorFlow places it, and goes on doing so
+        if op.device:  # an operation that asks for no device is left to TensorFlow
             move(op, stage_device, library)
 
 
@@ -111,23 +114,24 @@ def _stage_of_forward(op: tf.Operation, placed: typing.Dict[str, str],
     if op.device in stages:  # the model has made it in a stage
         return op.device
     if not op.device:
-        # TensorFlow places an operation on a TensorArray with the array. What takes its tensors
-        # goes to the stage of the loop that fills the array, which is the last among its inputs.
+        # TensorFlow places an operation on a TensorArray with the array. Here the operation counts
+        # as on the last stage among its inputs: the stage of the loop that fills the array. So
+        # operations that take its tensors go to that stage.
         return last_stage
     return None
 
 
 def _last_stage_of_inputs(op: tf.Operation, placed: typing.Dict[str, str],
                           stages: typing.Sequence[str]) -> typing.Optional[str]:
-    """The device of the last stage that an operation takes a tensor from; None if it takes none
-    from an operation that is `placed`.
+    """The device of the last stage that an operation takes a tensor from; None if it takes no
+    tensor of an operation in `placed`.
 
     Args:
       op: the operation.
       placed: {name of an operation on a stage: its device}.
       stages: the devices of the stages.
     """
-    devices = {placed.get(source.name) for source in producers_of(op)}  # None of what is not placed
+    devices = {placed.get(source.name) for source in producers_of(op)}  # with None if not placed
     stages_of_inputs = _in_order(devices, stages)
     return stages_of_inputs[-1] if stages_of_inputs else None
 
@@ -142,7 +146,7 @@ def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
     """Whether an operation may be put on another stage, since the model has not said where it is.
 
     Such an operation is on the first stage, by the device scope of the tower. If the model had said
-    where it is, by `stage` or `tf.device`, that scope would be inside of the tower's.
+    where it is, by `stage` or `tf.device`, that scope would be inside of the tower's scope.
 
     Args:
       op: the operation.
@@ -150,10 +154,10 @@ def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
     """
     if op.device != stages[0] or is_colocated(op):
         return False
-    scopes = compat.device_scopes(op)  # the innermost one first
+    scopes = compat.device_scopes(op)  # the innermost scope first
     if not scopes:  # then no scope of the tower is around it
         return False
-    is_in_stage = isinstance(scopes[0], StageDevice)  # which is a `TowerDevice`, too
+    is_in_stage = isinstance(scopes[0], StageDevice)  # it is also a `TowerDevice`
     return isinstance(scopes[0], TowerDevice) and not is_in_stage
 
 
@@ -166,15 +170,16 @@ def move(op: tf.Operation, device: str, library: Library) -> None:
       library: the functions of the graph.
 
     Raises:
-      ModelFunctionError: the operation calls a function with operations on another device.
-        The devices are written in the function's definition, which other operations may call, too.
+      ModelFunctionError: the operation calls a function with operations on another device. These
+        devices are written in the function's definition, and other operations may also call the
+        function.
     """
     if op.device == device:
         return
     called_functions = library.reached_from([op.node_def])
     for name, function in called_functions.items():
         devices = {node.device for node in function.node_def}
-        if not devices <= {'', device}:  # '' goes where the operation goes
+        if not devices <= {'', device}:  # a node on '' goes where `op` goes
             raise ModelFunctionError(
                 'operation %s of another stage than the first calls the function %s, which '
                 'stays where it was made: call tf.disable_control_flow_v2() before the model '
@@ -183,20 +188,20 @@ def move(op: tf.Operation, device: str, library: Library) -> None:
 
 
 def check_stages(operations: typing.Sequence[tf.Operation], device: str) -> None:
-    """Refuses a model in which a stage takes a tensor of a later one: no pipeline can run it.
+    """Refuses a model in which a stage takes a tensor of a later stage: no pipeline can run it.
 
     Args:
-      operations: the operations of the forward pass. What is not among them, such as the tower's
-        shard of the batch, is there before every stage.
+      operations: the operations of the forward pass. The tensors of other operations, such as the
+        tower's shard of the batch, are there before any stage runs.
       device: the device of the tower.
 
     Raises:
-      ModelFunctionError: such a tensor.
+      ModelFunctionError: a stage takes a tensor of a later stage.
     """
     stages = stages_of(device)
     stage_numbers = {op.name: stages.index(op.device) for op in operations if op.device in stages}
     for op in operations:
-        # Where TensorFlow keeps an operation with another one, its own device says nothing.
+        # If TensorFlow keeps an operation with another operation, its own device says nothing.
         if op.name in stage_numbers and not _is_kept_with_another(op):
             _check_takes_earlier(op, stage_numbers)
 
@@ -210,7 +215,7 @@ def _check_takes_earlier(op: tf.Operation, stage_numbers: typing.Dict[str, int])
     """
     number = stage_numbers[op.name]
     for tensor in op.inputs:
-        source_number = stage_numbers.get(tensor.op.name, 0)  # 0: it is there before every stage
+        source_number = stage_numbers.get(tensor.op.name, 0)  # 0: there before any stage runs
         if source_number > number and not _is_before_all_stages(tensor):
             raise ModelFunctionError(
                 'operation %s of stage %d takes %s of stage %d, so that the stages wait for '
@@ -219,8 +224,8 @@ def _check_takes_earlier(op: tf.Operation, stage_numbers: typing.Dict[str, int])
 
 
 def _is_kept_with_another(op: tf.Operation) -> bool:
-    """Whether TensorFlow keeps an operation with another one, wherever that is: it is colocated, or
-    takes the handle of a variable."""
+    """Whether TensorFlow keeps an operation with another operation, wherever the other is: the
+    operation is colocated, or takes the handle of a variable."""
     return is_colocated(op) or bool(resources_taken(op))
 
 
@@ -281,7 +286,9 @@ class _BackwardPlacement:
         else:
             device = self._device_of(op)
         if op.device not in self._stages or device not in self._stages:
-            return  # the program has put it, or what it belongs to, on a device of no stage
+            # The program has put the operation, or the operation that decides its stage, on a
+            # device of no stage.
+            return
         self._placed[op.name] = device
         move(op, device, self._library)
         if leader_names:
@@ -295,9 +302,9 @@ class _BackwardPlacement:
         operation's device.
 
         So the copy of the group for another tower is colocated with the copy of that operation, and
-        is on a device of the other tower. Without the colocation it would stay on a device of this
-        one: `tf.group` makes a group under a `tf.device` of its own, with the device of what it
-        groups, and a copy keeps a device that the program has named so.
+        is on a device of the other tower. Without the colocation the copy would stay on a device of
+        this tower: `tf.group` makes a group in a `tf.device` scope, with the device of the grouped
+        operations, and a copy keeps a device that the program has named by such a scope.
 
         Args:
           group: an operation that `tf.group` has made.
@@ -322,12 +329,13 @@ class _BackwardPlacement:
         return self._loss.op.device
 
     def _first_stage_of_inputs(self, op: tf.Operation) -> typing.Optional[str]:
-        """The device of the first stage that an operation takes a tensor from; None if it takes
-        none. Constants do not count: having no inputs, they are all on the first stage."""
+        """The device of the first stage that an operation takes a tensor from; None if it takes no
+        tensor from a stage. Constants do not count: having no inputs, they are all on the first
+        stage."""
         devices = set()
         for source in producers_of(op):
             if source.type != 'Const':
-                # An operation of the forward pass is not placed here: it has its own device.
+                # An operation of the forward pass is not in `_placed`: its own device counts.
                 devices.add(self._placed.get(source.name, source.device))
         stages_of_inputs = _in_order(devices, self._stages)
         return stages_of_inputs[0] if stages_of_inputs else None
@@ -336,8 +344,8 @@ class _BackwardPlacement:
 def _stage_of_differentiated(op: tf.Operation,
                              stages: typing.Sequence[str]) -> typing.Optional[str]:
     """The device of the operation whose gradient function has made `op`; None if that operation is
-    on no stage, or no gradient function has: a sum of gradients is made by `tf.gradients` itself.
-    """
+    on no stage, or if no gradient function has made `op`, as `tf.gradients` itself makes a sum of
+    gradients."""
     forward = compat.differentiated_operation(op)
     if forward is None or forward.device not in stages:
         return None
@@ -351,8 +359,8 @@ def _is_group(op: tf.Operation) -> bool:
 
 def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
                       stages: typing.Tuple[str, ...]) -> typing.Dict[typing.Any, str]:
-    """Finds the device of each loop or branch (v1): that of the first operation in it that is on a
-    stage.
+    """Finds the device of each loop or branch (v1): the device of the first operation in it that is
+    on a stage.
 
     Args:
       graph: the graph.

@@ -23,7 +23,7 @@ class StagedDevices(str):
 
     It is a string because TensorFlow takes nothing else where a tower's device goes: `tf.device`
     keeps the `str()` of its argument, and `op.device` and `tf.DeviceSpec.from_string` are strings.
-    So a tower of one device, which is a plain name, and one of several go the same way.
+    So the code need not tell a tower of one device, which is a plain name, from a tower of several.
     """
 
     stages: typing.Tuple[str, ...]
@@ -48,22 +48,22 @@ def stages_of(device: str) -> typing.Tuple[str, ...]:
 
 
 def stages_of_all(devices: typing.Iterable[str]) -> typing.List[str]:
-    """List of the devices of all stages of all towers, in order; one that several towers or stages
-    share is in it several times."""
+    """List of the devices of all stages of all towers, in order; a device that several towers or
+    stages share is in the list several times."""
     return list(itertools.chain.from_iterable(map(stages_of, devices)))
 
 
 def all_devices(devices: typing.Iterable[str]) -> typing.Tuple[str, ...]:
-    """Tuple of the devices of all towers and their stages, each one once, in order."""
+    """Tuple of the devices of all towers and their stages, each once, in order."""
     return tuple(dict.fromkeys(stages_of_all(devices)))
 
 
 class TowerDevice(str):
-    """A tower's device as `tf.device` takes it, so that an operation tells whether the tower's
-    scope, or one of the program's own, has put it where it is.
+    """A tower's device, as an argument of `tf.device`. By it an operation shows whether the scope
+    of its tower, or a scope of the program, has put the operation on its device.
 
     TensorFlow keeps with each operation the `str()` of the scopes that it was made in. The `str()`
-    of this object is the object itself, so it is found again among an operation's scopes.
+    of this object is the object itself, so the object is found again among an operation's scopes.
 
     Attributes:
       stages: the devices of all stages of the tower.
@@ -73,7 +73,7 @@ class TowerDevice(str):
 
     def __new__(cls, device: str,
                 stages: typing.Optional[typing.Tuple[str, ...]] = None) -> 'TowerDevice':
-        """Makes it from a device, and the devices of all stages; None for those of the device."""
+        """Makes it from a device and the devices of all stages; None for `stages_of(device)`."""
         if stages is None:
             stages = stages_of(device)
         name = super().__new__(cls, device)
@@ -92,10 +92,10 @@ def follows_tower(op: tf.Operation) -> bool:
     """Whether the scope of its tower, and not the program, has put an operation on its device, so
     that the same operation of another tower is on another device.
 
-    It is False, too, where nothing tells of the scope: under a device function, under
-    `tf.device(other_op.device)`, and for an operation that is colocated with others.
+    It is also False where the operation's scopes do not show the tower's scope: under a device
+    function, under `tf.device(other_op.device)`, and for an operation that is colocated.
     """
-    # TensorFlow drops the scopes of an operation that is colocated with others: it has none here.
+    # TensorFlow drops the scopes of an operation that is colocated with others: there are none.
     for scope in compat.device_scopes(op):  # from the inside to the outside
         if isinstance(scope, TowerDevice):
             return True
@@ -132,10 +132,10 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation],
                     tower_names: typing.Container[str], device: str) -> None:
     """Ends colocations that would take gradient operations away from their tower.
 
-    TensorFlow colocates some gradients, such as those of a gather, with a variable on another
-    device, and at the same time with operations of the tower: the session would say "Cannot
-    colocate nodes". Then only colocations with operations of the tower stay; and since the stages
-    of a tower are on several devices, too, only those with operations on one device.
+    TensorFlow colocates some gradients, such as the gradients of a gather, with a variable on
+    another device, and at the same time with operations of the tower: the session would say "Cannot
+    colocate nodes". Then only colocations with operations of the tower stay. If these operations
+    are on several devices, as stages are, only colocations with operations on one device stay.
 
     Args:
       operations: the gradient operations of a tower.
@@ -157,7 +157,7 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation],
         else:
             colocate(op, [op.name])  # with itself alone: then its own device decides
             new_device = leaders_in_tower[0].device
-        compat.set_device(op, new_device or first_stage)  # '' of a leader that asks for no device
+        compat.set_device(op, new_device or first_stage)  # '': the leader asks for no device
 
 
 def _leaders_to_keep(op: tf.Operation, leaders_in_tower: typing.List[tf.Operation],
@@ -174,14 +174,15 @@ def _leaders_to_keep(op: tf.Operation, leaders_in_tower: typing.List[tf.Operatio
     devices = {leader.device for leader in leaders}
     if len(devices) <= 1:
         return leaders
-    # The runtime cannot put the operation beside operations on several devices.
+    # The runtime cannot put the operation beside operations on several devices: it stays beside the
+    # leaders on its own device; if none is there, beside the first leader.
     on_device_of_op = [leader for leader in leaders if leader.device == op.device]
     return on_device_of_op or leaders[:1]
 
 
 def _is_moved_out_of_tower(op: tf.Operation, tower_names: typing.Container[str]) -> bool:
-    """Whether the runtime may put an operation on another device than its tower's: it puts what
-    takes a resource, such as a variable, beside the resource.
+    """Whether the runtime may put an operation on another device than its tower's: it puts an
+    operation that takes a resource, such as a variable, beside the resource.
 
     Args:
       op: the operation.
@@ -215,8 +216,9 @@ def current_stages(graph: tf.Graph) -> typing.Tuple[str, ...]:
 def device_in_other_tower(device: str, source: str, target: str) -> str:
     """The device in the tower `target` that corresponds to a device in the tower `source`.
 
-    That is the device of the same stage. The name of a device of no stage gets the fields of
-    `target`, but keeps those in which it differs from `source`, here the job:
+    For the device of a stage, that is the device of the same stage. The name of any other device
+    gets the fields of `target`, but keeps the fields in which it differs from `source`, here the
+    job:
 
     >>> device_in_other_tower('/job:a/device:CPU:0', '/device:CPU:0', '/device:GPU:1')
     '/job:a/device:GPU:1'
@@ -245,14 +247,15 @@ def device_in_other_tower(device: str, source: str, target: str) -> str:
 
 
 def may_be_of_tower(device: str, tower_device: str) -> bool:
-    """Whether an operation on a device may be on one of a tower's: these have the same type and
-    index. The jobs may differ, since a program may name a job in a scope within the tower's."""
+    """Whether a device may be a device of a tower: one of the tower's devices has the same type and
+    index. The jobs may differ, since a program may name a job in a scope within the tower's scope.
+    """
     kinds_in_tower = set(map(type_and_index, stages_of(tower_device)))
     return type_and_index(device) in kinds_in_tower
 
 
 def type_and_index(device: str) -> typing.Tuple[typing.Optional[str], typing.Optional[int]]:
-    """The type and the index in a device's name, such as `('CPU', 1)`; None for what it lacks."""
+    """The type and the index in a device's name, such as `('CPU', 1)`; None for a missing part."""
     spec = tf.DeviceSpec.from_string(device)
     return spec.device_type, spec.device_index
 
@@ -267,7 +270,7 @@ def check_reads_in_loops(operations: typing.Iterable[tf.Operation],
       devices: the devices on which the operations, or their copies, will be.
 
     Raises:
-      SharedVariableError: such an operation.
+      SharedVariableError: an operation reads such a variable within a loop.
     """
     reading_devices = set(devices)
     for op in operations:
@@ -310,7 +313,7 @@ def operation_device(op: tf.Operation) -> str:
             return without_localhost(current.device)
         if current.name not in seen:
             seen.add(current.name)
-            # `pop` takes the last one: so the first neighbour is visited first.
+            # `pop` takes the last entry: so the first neighbour is visited first.
             to_visit.extend(reversed(_placed_together(current)))
     return ''
 
@@ -338,25 +341,26 @@ def without_localhost(device: str) -> str:
 
 
 def was_placed_by_program(op: tf.Operation, tower: typing.Any, first: typing.Any) -> bool:
-    """Whether the program's own `tf.device`, or a colocation, has put an operation of a tower where
-    it is; the tower's scope has not. An audit takes the device as intended then.
+    """Whether the program's own `tf.device`, or a colocation, and not the tower's scope, has put an
+    operation of a tower on its device. Then an audit takes the device as intended.
 
     Args:
       op: the operation.
-      tower: `Tower` that has it.
-      first: the first `Tower`. Only in it do operations have the device scopes that the program has
-        made them in; the copies in other towers have none.
+      tower: the `Tower` that has the operation.
+      first: the first `Tower`. Only its operations have the device scopes that the program has made
+        them in; their copies in other towers have no scopes.
     """
-    original = op  # in the first tower
+    original = op  # the same operation in the first tower
     if tower is not first:
         name_in_tower = op.name[len(tower.name_scope):]
         original = operation_named(op.graph, first.name_scope + name_in_tower)
-    if original is None:  # an operation that only this tower has: the program has not made it
+    if original is None:  # only this tower has the operation: the program has not made it
         return False
     if follows_tower(original):
         return False
     original_device = operation_device(original)
     corresponding_device = device_in_other_tower(original_device, first.device, tower.device)
-    # The program wants it in one of two places: on the original's device, which it has named; or on
-    # the one that corresponds to it in this tower, beside the copy of what it is colocated with.
+    # The program wants the operation on one of two devices: on the original's device, which the
+    # program has named; or, if the original is colocated with another operation, on the
+    # corresponding device of this tower, beside the copy of that other operation.
     return operation_device(op) in (original_device, corresponding_device)

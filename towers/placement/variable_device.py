@@ -47,7 +47,7 @@ class _Layout:
         """Takes notice of a variable that has been made."""
 
     def variable_devices(self) -> typing.Tuple[str, ...]:
-        """The devices that variables may be on, each one once."""
+        """The devices that variables may be on, each once."""
         return (self._main,)
 
 
@@ -86,7 +86,7 @@ class _Balanced(_Layout):
     """Each variable is on the device that has the fewest bytes of variables so far."""
 
     def __init__(self, main: str, devices: typing.Sequence[str]):
-        """The arguments are those of `_Layout`."""
+        """Takes the arguments of `_Layout`."""
         super().__init__(main, devices)
         self._bytes_of_devices = dict.fromkeys(all_devices(devices), 0)
 
@@ -98,7 +98,7 @@ class _Balanced(_Layout):
 
     def note(self, variable: tf.Variable) -> None:
         """Counts the bytes of a new variable on the device where it is. That may be another device
-        than `device_of_new` has said, if the variable is colocated with another one."""
+        than `device_of_new` has said, if the variable is colocated with another variable."""
         if variable.device in self._bytes_of_devices:
             self._bytes_of_devices[variable.device] += bytes_of(variable)
 
@@ -118,12 +118,12 @@ class Placement:
 
     Attributes:
       main: the device of operations that belong to no single variable, such as the loss over all
-        towers. Where trainable variables are replicated, it has the other variables.
+        towers. Where trainable variables are replicated, the other variables are on this device.
       of_weights: the device of the trainable variables, where one device has all of them.
       has_replicas: whether each tower has a replica of every trainable variable.
       by_stage: whether each variable is on the device of the stage that makes it.
       leaves_servers: whether to refuse a variable that the program puts on a parameter server,
-        since this process trains without one.
+        since this process trains without parameter servers.
       is_of_earlier_build: whether the variables are of an earlier build, and stay where that build
         has put them.
     """
@@ -136,10 +136,10 @@ class Placement:
           device: the device of `VariablePlacement`: a name, or one of the words `'balanced'`,
             `'replicated'`, `'stage'`; None for the default.
           devices: the device of each tower.
-          trains: whether there is an optimizer. Without an optimizer no replicas are made, and for
-            one tower none either.
+          trains: whether there is an optimizer. Replicas are made only with an optimizer, and only
+            for several towers.
           alone: whether this machine trains without a cluster, so that no variable may be on a
-            parameter server, unless `device` names it.
+            parameter server, unless `device` names the server.
           earlier: `Placement` of an earlier build that shares its variables; or None.
 
         Raises `DeviceError` for a wrong name, `InvalidArgumentError` for replicas with stages.
@@ -180,9 +180,9 @@ class Placement:
         self._layout.note(variable)
 
     def devices(self) -> typing.Tuple[str, ...]:
-        """The devices that variables may be on, each one once."""
+        """The devices that variables may be on, each once."""
         if self._earlier is not None:
-            # What this build adds to the variables of the earlier one is on the main device.
+            # The variables that this build adds to the earlier build's are on the main device.
             return tuple(dict.fromkeys((self.main,) + self._earlier.devices()))
         return self._layout.variable_devices()
 
@@ -237,8 +237,8 @@ def default_variable_device(devices: typing.Sequence[str]) -> str:
     """The device of variables where the caller names none.
 
     That is the CPU of the first tower's process, which all GPUs can reach. With one tower it is the
-    tower's own device, so that no variable has to be sent to it; with stages, the first of its
-    devices.
+    tower's own device, so that no variable has to be sent to the tower; if this tower has stages,
+    the device of the first stage.
     """
     if len(devices) == 1:
         return stages_of(devices[0])[0]
