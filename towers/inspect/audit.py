@@ -1,8 +1,9 @@
 """The audit: do the graph of a build, and a step that was run, keep the plan's promises?
 
-Words of other modules used here: `operation_device` is where an operation will be, by its own
-device or by what it is colocated with; `stages_of` gives the devices of a tower, more than one with
-stages; `tower.has` says whether a name is that of an operation of the tower.
+Words of other modules used here: `operation_device` gives the device that an operation will be on,
+by the device that it asks for, or by the operations that it is colocated with; `stages_of` gives
+the devices of a tower, one for each stage; `tower.has` says whether the tower has an operation of a
+name.
 
 Its test is tests/inspect/test_audit.py.
 """
@@ -126,17 +127,18 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
         operations.
 
     Returns:
-      `Audit`. Broken are: operations that wait for each other in a circle; a variable, a replica of
-      one, or a slot off its device; an operation or gradient operation of a tower on another
-      device, unless it reads or writes a variable there or the model itself put it there by
-      `tf.device`; on GPUs, an operation with floating-point results for whose types this TensorFlow
-      has no GPU kernel, or that is colocated with one without a kernel: soft placement would take
-      it to the CPU. Kernels are looked up in TensorFlow's registry, for which no GPU is needed.
-      Notes are, beside what the plan says: operations colocated with their variable, or put
-      elsewhere by the model's own `tf.device`, and the bytes of replicas.
+      `Audit`. Broken are: operations that wait for each other in a circle; a variable, a replica
+      or a slot off its device; an operation or gradient operation of a tower on another device,
+      unless it reads or writes a variable there or the model itself put it there by `tf.device`;
+      on GPUs, an operation with floating-point results for whose types this TensorFlow has no GPU
+      kernel, or that is colocated with an operation without a kernel: soft placement would take it
+      to the CPU. Kernels are looked up in TensorFlow's registry, for which no GPU is needed.
+      Notes are facts beside the plan: operations colocated with their variable, or put elsewhere
+      by the model's own `tf.device`, and the bytes of replicas.
 
     Raises:
-      InvalidArgumentError: `run_metadata` has no partition graphs; `built` is something else.
+      InvalidArgumentError: `run_metadata` has no partition graphs; `built` is not the result of
+        `build_towers`.
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if run_metadata is not None:
@@ -157,8 +159,8 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
 
 
 def _operations_of_step(built: BuiltTowers) -> typing.List[tf.Operation]:
-    """List of the operations of a step: of the updates by all losses, and by each; of the losses
-    and the predictions."""
+    """List of the operations that a step may run: for the update by all losses, for the update by
+    each loss, for the losses and for the predictions."""
     train_ops = [built.train_op] + list(built.train_ops.values())
     outputs = flat(built.loss) + leaves_of(built.predictions)
     # A build without an optimizer has no train op.
@@ -279,7 +281,7 @@ def _touches_variable(op: tf.Operation, variables: typing.Set[str]) -> bool:
     """
     if _takes_variable(op, variables):
         return True
-    # What it is colocated with may be colocated with another operation, and so on.
+    # An operation that it is colocated with may be colocated with a third one, and so on.
     kept_with_it = reached(colocated_operations(op), colocated_operations)
     for name, other in kept_with_it.items():
         if name in variables or _takes_variable(other, variables):
@@ -288,8 +290,8 @@ def _touches_variable(op: tf.Operation, variables: typing.Set[str]) -> bool:
 
 
 def _takes_variable(op: tf.Operation, variables: typing.Set[str]) -> bool:
-    """Whether an operation has a variable itself among its inputs: a handle (of a table and the
-    like, too), or a reference variable. `variables` are the names of all variables."""
+    """Whether an operation has a variable itself among its inputs: a handle (also the handle of
+    a table or the like), or a reference variable. `variables` are the names of all variables."""
     for tensor in op.inputs:
         if tensor.dtype == tf.resource or tensor.op.name in variables:
             return True
@@ -299,8 +301,8 @@ def _takes_variable(op: tf.Operation, variables: typing.Set[str]) -> bool:
 def _follows_input(op: tf.Operation, tower: Tower) -> bool:
     """Whether TensorFlow chooses the device of an operation by a value that the operation gets.
 
-    A `Switch` of `tf.cond` (v1) is with its input; a TensorArray (v1), and the constant of its
-    size, is with the first value that is written to it.
+    A `Switch` of `tf.cond` (v1) is put beside its input. A TensorArray (v1), and the constant of
+    its size, is put beside the first value that is written to it.
     """
     if op.type in _SWITCHES:
         return _is_with_value_from_outside(op, tower)
@@ -350,9 +352,9 @@ def _findings_of_gpu_kernels(built: BuiltTowers, operations: typing.Iterable[tf.
 def _findings_of_moved(moved: MovedOperations) -> Findings:
     """Yields the findings about operations that soft placement takes from one GPU to the CPU.
 
-    There is one for each of the three kinds that has operations: those on floats without a kernel,
-    those on other types without a kernel, and those with a kernel that are colocated with one of
-    these.
+    There is one finding for each of three groups, if the group has operations: operations on floats
+    without a kernel, operations on other types without a kernel, and operations with a kernel that
+    are colocated with an operation without a kernel.
     """
     owner = 'no tower' if moved.owner is None else 'tower %d' % moved.owner
     cross = '%s a step cross' % bytes_text(moved.bytes)
@@ -370,7 +372,7 @@ def _findings_of_moved(moved: MovedOperations) -> Findings:
                        counted_operations(moved.on_others), owner,
                        _some_with_types(moved.on_others), cpu, cross))
     if moved.pulled:
-        # On integers and strings it is no loss to be on the CPU.
+        # Operations on integers and strings lose nothing by being on the CPU.
         has_floats = any(map(computes_floats, moved.pulled))
         finding = broken if has_floats else note
         yield finding('%s of %s colocated with one without a GPU kernel: %s; soft placement takes '
@@ -393,7 +395,7 @@ def _some_with_types(operations: typing.Iterable[tf.Operation]) -> str:
 
 def _transfers(operations: typing.Iterable[tf.Operation]) -> typing.List[Transfers]:
     """The `Transfers` of a step for each pair of devices, the largest first."""
-    # {(source, target): {name of a tensor: tensor}}; a tensor is sent once to all its takers there
+    # {(source, target): {name of a tensor: tensor}}; a target gets a tensor once, for all takers
     sent: typing.Dict[tuple, typing.Dict[str, tf.Tensor]] = collections.OrderedDict()
     for op in operations:
         target = operation_device(op)
@@ -425,11 +427,11 @@ def _crosses(tensor: tf.Tensor, source: str, target: str) -> bool:
     """Whether a tensor is sent from one device to another.
 
     Args:
-      tensor: the tensor. A handle of a variable is not sent: what takes it is with the variable.
+      tensor: the tensor. A handle of a variable is not sent: its takers are with the variable.
       source: the device on which it is computed, `''` for none.
       target: the device of the operation that takes it, `''` for none.
     """
-    if not source or not target:  # the runtime chooses: it is not known
+    if not source or not target:  # the runtime chooses the device
         return False
     return source != target and tensor.dtype != tf.resource
 

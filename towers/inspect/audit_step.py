@@ -36,8 +36,8 @@ def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
         raise InvalidArgumentError(
             'run_metadata holds no partition graphs: run the step with options='
             'tf.RunOptions(output_partition_graphs=True).')
-    # The step has placed the variables and slots that it uses: only these are looked at. Of
-    # replicas none is left out; see `device_of_variable`.
+    # Only variables and slots that the step uses have a device in the metadata: only these are
+    # checked. Replicas are all checked; see `device_of_variable`.
     used = built._replace(
         variables=[variable for variable in built.variables if variable.op.name in device_of],
         slots=[slot for slot in built.slots if slot.op.name in device_of])
@@ -81,8 +81,8 @@ def _findings_of_moves(tower: Tower, graph: tf.Graph,
     without_kernel = []
     for op in _moved_operations(tower, graph, device_of):
         place = '%s to %s' % (op.name, device_name(device_of[op.name]))
-        # On a GPU, integers and strings have few kernels; operations on floats have one. On a CPU
-        # all operations have one.
+        # On a GPU, operations on floats have a kernel, and few operations on integers and strings
+        # have one. On a CPU all operations have a kernel.
         has_floats = any(output.dtype.is_floating for output in op.outputs)
         should_have_kernel = has_floats or not is_gpu(tower.device)
         if should_have_kernel:
@@ -112,7 +112,7 @@ def _moved_operations(tower: Tower, graph: tf.Graph,
         ran_on_tower = device in stages_of(tower.device)
         if not tower.has(name) or ran_on_tower:
             continue
-        op = operation_named(graph, name)  # None: the runtime has made it, as a transfer
+        op = operation_named(graph, name)  # None: made by the runtime, such as a transfer
         if op is not None and _has_to_stay(op, tower):
             moved.append(op)
     return moved
@@ -122,8 +122,8 @@ def _has_to_stay(op: tf.Operation, tower: Tower) -> bool:
     """Whether an operation asks for a device of its tower, and the runtime has to keep it there.
 
     The audit of the graph has checked operations that ask for another device. An operation that
-    takes a variable or a TensorArray runs where that is; so does an `Enter`, which takes these into
-    a loop.
+    takes a variable or a TensorArray runs where this variable or array is; so does an `Enter`,
+    which takes a variable or an array into a loop.
     """
     asks_for_tower = operation_device(op) in stages_of(tower.device)
     takes_resource = any(tensor.dtype == tf.resource for tensor in op.inputs)
@@ -133,7 +133,7 @@ def _has_to_stay(op: tf.Operation, tower: Tower) -> bool:
 def _findings_of_precision(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findings:
     """Yields whether operations of the step ran in the precision of the build; nothing for float32.
 
-    The runtime rewrites a graph to float16 or bfloat16, in a session that asks for it.
+    The runtime rewrites a graph to float16 or bfloat16, in a session whose config asks for it.
     """
     if built.precision == 'float32':
         return

@@ -55,40 +55,42 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
     gradients of the first step, and variables and optimizer slots after the last step. A value that
     is not finite on either side is neither equal nor different, and is reported first.
 
-    With `cluster=` the towers are those of several workers. For `'ring'` and `'ps'` these are
-    threads of this process; each has one of TensorFlow's servers, and they send to each other over
-    loopback. For `'horovod'` they are the processes of `horovodrun -np 2 python …`, each of which
-    makes this call and gets the report. Losses are then weighted by the workers' examples, and
-    moving averages are worker 0's. Except with `'ps'`, all workers must have the same weights, bit
-    for bit.
+    With `cluster=` the towers belong to several workers. For `'ring'` and `'ps'` the workers are
+    threads of this process; each worker has one of TensorFlow's servers, and the workers send to
+    each other over loopback. For `'horovod'` the workers are the processes of
+    `horovodrun -np 2 python …`; each process makes this call and gets the report. With a cluster,
+    losses are weighted by the workers' examples, and moving averages are worker 0's. Except with
+    `'ps'`, all workers must have the same weights, bit for bit.
 
     Args:
       model_fn: as for `build_towers`: a model function, or a finished model of the default graph,
-        which is not changed: both sides are made of its meta graph, as it is before
-        `build_towers` makes towers in it.
+        which is not changed: both sides are imports of the graph's meta graph, as the graph is
+        before `build_towers` makes towers in it.
       inputs: a sample batch: a nest of arrays [n, …] or `tf.SparseTensorValue`s; of a finished
         model a dict from the tensors at which the batch enters to arrays.
       make_optimizer: function without arguments that makes the optimizer anew; it is called once
-        in either graph, before the model function, so it may make tensors (a decay by
+        in each of the two graphs, before the model function, so it may make tensors (a decay by
         `tf.train.get_or_create_global_step()`, which then counts the steps). None for momentum
         SGD at rate 0.01. For a model with several losses it returns a dict of optimizers by name;
-        a step is then that of all losses. The `var_list` of an `Objective` is a function here.
-      num_towers: how many virtual CPU towers; of each worker, with `cluster`.
+        a step then updates by all losses. The `var_list` of an `Objective` is a function here.
+      num_towers: how many towers, on virtual CPUs; with `cluster`, how many of each worker.
       steps: how many steps, all on the same batch.
       reduction: as for `build_towers`; with `'sum'` the one device gets N times its gradient.
       same_shards: use the batch's first n/N examples N times over, so that all towers see the same
-        examples, and the statistics of a shard are those of the whole batch. So a model with batch
-        norm can be checked. It cannot show what differs by shard, such as a loss that is divided
-        by a count: for that use `batch_norm='sync'`. Moving variances are left out: fused batch
-        norm multiplies the variance of n numbers by n / (n - 1), and n is the size of the shard.
+        examples, and the statistics of a shard equal the statistics of the whole batch. So a model
+        with batch norm can be checked. Such a check cannot show an error that differs by shard,
+        such as a loss that is divided by a count: for this use `batch_norm='sync'`. Moving
+        variances are left out: fused batch norm multiplies the variance of n numbers by
+        n / (n - 1), and n is the size of the shard.
       tolerance: largest relative difference that counts as equal. None: 1e-9 where the model
         computes in float64 throughout, 1e-4 where float32 is the coarsest type in it, 0.02 for
         float16, 0.1 for bfloat16.
       seed: graph-level seed of the initial weights.
       cluster: None for one machine; or `'ring'`, `'ps'` (synchronous) or `'horovod'`.
-      shares: the proportions of the towers' shards, as for `build_towers`; with `cluster` those of
-        the workers' batches: `(1, 1)`, the default there, are two halves, `(3, 1)` three quarters
-        and a quarter. n has to be a multiple of their sum. With `same_shards` all are equal.
+      shares: the proportions of the towers' shards, as for `build_towers`; with `cluster` the
+        proportions of the workers' batches: `(1, 1)`, the default with `cluster`, are two halves,
+        `(3, 1)` three quarters and a quarter. n has to be a multiple of the sum of the shares. With
+        `same_shards` all shares are equal.
       feed: for a finished model, a dict from its other placeholders to their values; or None.
       **options: more arguments of `build_towers`: `variables`, `regularization`, `update_ops`,
         `copies`, `memory`, `pipeline`, `batch_norm`; and without `cluster` also `devices`, in the
@@ -120,7 +122,7 @@ def check_towers(model_fn: typing.Any, inputs: typing.Any,
         checked = _towers_of_one_machine(num_towers, shares, options)
     else:
         checked = _towers_of_workers(cluster, shares, num_towers, options)
-    # One of the two is 1: `build_towers` refuses both together.
+    # One of the two factors is 1: `build_towers` refuses both together.
     micro_batches_of_tower = options['memory'].accumulate * options['pipeline'].micro_batches
     num_parts = checked.num_towers * micro_batches_of_tower
     if same_shards:
@@ -170,7 +172,7 @@ def _towers_of_one_machine(num_towers: int, shares: typing.Any,
 
     Args:
       num_towers: how many virtual CPUs, where the devices are not given.
-      shares: the proportions of the towers' shards; None for equal ones.
+      shares: the proportions of the towers' shards; None for equal shards.
       options: the further arguments of `build_towers`; of these `devices` is taken away, and
         `shares` is added.
     """
@@ -221,7 +223,8 @@ def _checked_model(model: typing.Any, inputs: typing.Any, feed: typing.Optional[
 
 def _as_output(model: typing.Any) -> ModelOutput:
     """The `ModelOutput` of a finished model. It is given as a loss, as a `ModelOutput`, as a dict
-    with the fields of one (`{'loss': …, 'predictions': …}`), or as a dict of losses by name."""
+    with the fields of a `ModelOutput` (`{'loss': …, 'predictions': …}`), or as a dict of losses
+    by name."""
     names_of_losses = None
     if isinstance(model, dict):
         has_fields = set(model) <= set(ModelOutput._fields)
@@ -232,7 +235,7 @@ def _as_output(model: typing.Any) -> ModelOutput:
 
 def _check_make_optimizer(make_optimizer: typing.Any) -> None:
     """Raises `InvalidArgumentError` if `make_optimizer` cannot be called without arguments."""
-    if isinstance(make_optimizer, type):  # `check_function` looks at the code of a function
+    if isinstance(make_optimizer, type):  # a class, which `check_function` takes for no function
         make_optimizer = functools.partial(make_optimizer)
     check_function('make_optimizer', make_optimizer, 0,
                    'a function that makes the optimizer, such as '
@@ -254,7 +257,8 @@ def _devices_of_towers(num_towers: int,
 
 def _check_is_not_one_device(devices: typing.Sequence[str],
                              options: typing.Dict[str, typing.Any]) -> None:
-    """Raises `InvalidArgumentError` for one tower that does nothing else than one device does.
+    """Raises `InvalidArgumentError` for a single tower that computes just as one device does:
+    without stages, micro-batches and recomputation.
 
     Args:
       devices: the device of each tower.
@@ -281,14 +285,14 @@ def _check_equal(checked: _CheckedTowers) -> None:
 
 def _check_divides(inputs: typing.Any, shares: typing.Tuple[int, ...],
                    options: typing.Dict[str, typing.Any]) -> None:
-    """Raises `InputError` for a sample batch that the towers do not divide, before any step.
+    """Raises `InputError`, before any step, for a batch that does not divide among the towers.
 
     `shares` and `options` are the arguments of `check_towers`.
     """
     sizes = [size for size in _numbers_of_examples(inputs) if size is not None]
     if not sizes:
         return  # sparse inputs alone: the build checks these
-    some_batch = np.empty(sizes[0])  # one array: whether all have one number, the build checks
+    some_batch = np.empty(sizes[0])  # one array will do: the build compares all
     # `checked_size` refuses eager execution, in which `check_towers` itself may be called.
     with tf.Graph().as_default():
         checked_size(some_batch, shares, options.get('remainder', 'error'), 'towers')
@@ -302,7 +306,7 @@ def _numbers_of_examples(inputs: typing.Any) -> typing.List[typing.Optional[int]
 
 
 def _number_of_examples(leaf: typing.Any) -> typing.Optional[int]:
-    """The first dimension of an array; None for a scalar and for a sparse one."""
+    """The first dimension of an array; None for a scalar and for a sparse tensor."""
     if isinstance(leaf, tf.SparseTensorValue) or np.ndim(leaf) == 0:
         return None
     return np.shape(leaf)[0]

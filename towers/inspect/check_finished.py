@@ -67,8 +67,8 @@ class FinishedProgram:
           feed: dict from other placeholders to their values, or None.
 
         Raises:
-          InputError: `inputs` or `feed` are none of these.
-          ModelFunctionError: a model that cannot be made in another graph.
+          InputError: `inputs` or `feed` is no such dict.
+          ModelFunctionError: the model cannot be made in another graph.
         """
         _check_by_tensor('inputs', inputs)
         feed = feed or {}
@@ -81,7 +81,7 @@ class FinishedProgram:
         # {name of another placeholder: (its value, its type)}
         self._fed = {tensor.name: (value, tensor.dtype) for tensor, value in feed.items()}
         self.batch = tuple(inputs.values())
-        registered_losses()  # makes the tensors of regularizers that are functions
+        registered_losses()  # puts tensors in the place of functions
         self._definition = tf.train.export_meta_graph(collection_list=list(_COLLECTIONS))
 
     def _check_is_portable(self) -> None:
@@ -105,8 +105,8 @@ class FinishedProgram:
         self._import({})
         graph = tf.get_default_graph()
         entries = [graph.get_tensor_by_name(name) for name in self._names]
-        # The plan has to prove equality for batches of any size, if the program's placeholders take
-        # any. So the batch has their static shapes, and not the shapes of the constants.
+        # If the program's placeholders take batches of any size, the plan has to prove equality for
+        # any size. So the batch has the placeholders' static shapes, not the constants' shapes.
         fed = map(tf.placeholder_with_default, constants, [entry.shape for entry in entries])
         return MadeProgram(self._output_in_default_graph(), dict(zip(entries, fed)))
 
@@ -125,7 +125,7 @@ class FinishedProgram:
         with tf.name_scope('check_towers_feed'):
             for name, (value, dtype) in self._fed.items():
                 replaced[name] = tf.constant(value, dtype)
-        # A copy, since the other side imports the program, too, with other names of functions.
+        # A copy, since the other side also imports the program, with other names of functions.
         definition = type(self._definition)()
         definition.CopyFrom(self._definition)
         _give_functions_new_names(definition.graph_def)
@@ -143,14 +143,14 @@ class FinishedProgram:
 
 
 def _give_functions_new_names(graph_def: tf.GraphDef) -> None:
-    """Renames the functions of a graph, so that their import does not replace those of the program:
+    """Renames the functions of a graph, so that their import does not replace the program's own:
     TF 2 keeps one library of functions for a process."""
     library = graph_def.library
     functions = {function.signature.name: function for function in library.function}
     copies, names = copied_functions(functions, suffix='check_%d' % next(_NUMBERS))
     del library.function[:]
     library.function.extend(copies)
-    for gradient in library.gradient:  # a function may have another one as its gradient
+    for gradient in library.gradient:  # a function's gradient may be another function
         gradient.function_name = names[gradient.function_name]
         gradient.gradient_func = names[gradient.gradient_func]
     for node in graph_def.node:

@@ -1,7 +1,7 @@
 """The run of `check_towers` on several workers, of a ring, parameter servers or Horovod.
 
 Words of `cluster/` used here: a cluster `is_served` where its variables are on parameter servers,
-one of each for all workers; the chief is worker 0; `rank` is the number of a worker.
+one copy of each for all workers; the chief is worker 0; `rank` is the number of a worker.
 
 Its test is tests/inspect/test_check_machines.py.
 """
@@ -61,7 +61,7 @@ class _WorkerLosses(typing.NamedTuple):
     """The losses of one worker.
 
     Attributes:
-      by_step: the losses of its batch, by their names in `Numbers`.
+      by_step: the losses of the worker's batch, by their names in `Numbers`.
       sum_over_towers: the sum of its towers' losses in the first step.
     """
 
@@ -130,11 +130,11 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
 
     Args:
       machines: the workers.
-      work: trains one of them.
+      work: function that trains one worker.
       uneven: whether workers have batches of different sizes.
 
     Returns:
-      `(losses, towers)`: the losses of each worker; and the towers of worker 0.
+      `(losses, trained)`: the losses of each worker; and the `TrainedTowers` of worker 0.
     """
     num_workers = len(machines.shares)
     num_servers = 1 if machines.kind == 'ps' else 0
@@ -164,15 +164,15 @@ def _on_servers(machines: Machines, work: Work, uneven: bool
 
 def _by_horovod(machines: Machines, work: Work, uneven: bool
                 ) -> typing.Tuple[typing.List[_WorkerLosses], TrainedTowers]:
-    """Trains this process's worker, one of those that Horovod's launcher started.
+    """Trains the worker of this process, one of the processes that Horovod's launcher started.
 
     Args:
       machines: the workers.
-      work: trains one of them.
+      work: function that trains one worker.
       uneven: whether workers have batches of different sizes.
 
     Returns:
-      `(losses, towers)`: the losses of each worker; and the towers of this worker.
+      `(losses, trained)`: the losses of each worker; and the `TrainedTowers` of this worker.
     """
     cluster = Cluster('horovod', uneven=uneven)
     num_workers = len(machines.shares)
@@ -181,7 +181,7 @@ def _by_horovod(machines: Machines, work: Work, uneven: bool
                            '`horovodrun -np %d python …`, or pass as many shares.' % (
                                num_workers, cluster.num_workers, num_workers))
     trained = work(cluster)
-    # Each worker gets the lines of all.
+    # Each worker gets the lines of all workers.
     lines_of_workers = gathered_lines(json.dumps(_losses_of(trained.numbers)))
     return [_WorkerLosses(*json.loads(line)) for line in lines_of_workers], trained
 
@@ -204,14 +204,15 @@ def _train(cluster: Cluster, program: Program, num_towers: int,
             program.model_fn, constants(program.inputs), optimizer, num_towers, program.reduction,
             remainder='weight', global_step=tf.train.get_global_step(), cluster=cluster,
             **program.options)
-        # Dense ones: `train` would make them dense in a graph that the session has finalized.
+        # Made dense here: `train` would do it in a graph that the session has finalized.
         pairs = [(tf.convert_to_tensor(gradient), variable)
                  for gradient, variable in built.gradients]
         sum_of_losses = sum_of_tower_losses(built)
         # Each variable has the same name on one device.
         names = {variable.op.name: variable.op.name for variable in tf.global_variables()}
         begin = _beginning(cluster, built, assignments_of(initial, names), begun)
-        # The workers are threads of this process: without `on_lost`, the loss of one would end it.
+        # The workers are threads of this process: without `on_lost`, the loss of one worker would
+        # end the process.
         with failing_on('on worker %d' % cluster.rank), join(
                 cluster, built, session_config(built.devices),
                 on_lost=lambda error: None) as member, member.session() as session:
@@ -237,7 +238,7 @@ def _beginning(cluster: Cluster, built: BuiltTowers, assignments: Assignments,
     variables_are_the_chiefs = cluster.is_served and not cluster.is_chief
 
     def begin(step_context: typing.Any) -> None:
-        """Sets the variables of this worker; waits for the chief where it sets them."""
+        """Sets the variables of this worker; or waits for the chief, where the chief sets them."""
         if variables_are_the_chiefs:
             begun.wait(_PATIENCE)
             return

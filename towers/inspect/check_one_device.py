@@ -1,9 +1,9 @@
 """The run of `check_towers` on one device: a plain TF1 program, without this package's towers.
 
 Words of other modules used here: an `Objective` is the optimizer of one loss, with what it trains;
-`Objectives.names` is None for one loss without a name; what is *shaped* is then one value, else a
-dict by name, of which `entry_of` takes one. An optimizer with a `minimize` of its own
-(`has_own_minimize`) takes gradients in it, and not by `compute_gradients`.
+`Objectives.names` is None for one loss without a name; a *shaped* value is then one value, else a
+dict by name, from which `entry_of` takes the value of one objective. An optimizer with a `minimize`
+of its own (`has_own_minimize`) takes gradients in `minimize`, and not by `compute_gradients`.
 
 Its test is tests/inspect/test_check.py.
 """
@@ -64,15 +64,16 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
         tf.set_random_seed(seed)
         model_fn, batch = _model_and_batch(program)
         objectives = _objectives(program)
-        # There is one now only if a finished program, imported above, or `make_optimizer` has made
-        # it. A model function is called later: one that it makes is its own, as with the towers.
+        # Now there is a global step only if a finished program, imported above, or `make_optimizer`
+        # has made it. A model function is called later: a global step that it makes is left to it,
+        # as with the towers.
         global_step = tf.train.get_global_step()
         loss, updates = _loss_on_one_device(model_fn, batch, objectives, program.options)
         pairs_of_losses = []
         for objective in objectives:
             loss_of_objective = objectives.entry_of(objective, loss)
             pairs_of_losses.append(_pairs_on_one_device(objective, loss_of_objective, factor))
-        # Where there are several losses, a dict by the name of the loss, as `loss` is one.
+        # With several losses, `pairs` is a dict by the names of the losses, as `loss` is.
         pairs = objectives.shaped(pairs_of_losses)
         train_op = _step_on_one_device(objectives, loss, pairs, updates, global_step, factor)
         if global_step is not None:
@@ -83,7 +84,7 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
             variables = tf.global_variables()
             names = [variable.op.name for variable in variables]
             initial = list(zip(names, session.run(variables)))
-            # `train` runs towers, too, whose variables may have other names than on one device.
+            # `train` also runs towers, whose variables may have other names than on one device.
             names_on_one_device = dict(zip(names, names))
             numbers = train(session, loss, pairs, train_op, program.steps, names_on_one_device)
             return RunOfOneDevice(numbers, initial, traits)
@@ -93,7 +94,8 @@ def _model_and_batch(program: Program) -> typing.Tuple[typing.Callable, typing.A
     """The model function of a program, and the tensors to call it with, in the default graph.
 
     A finished model has no function. It is imported here, with the batch in the place of its
-    inputs, and the model's output is both: what `_given_output` is called with, and returns.
+    inputs. `_given_output` stands for the function: it is called with the model's output, and
+    returns this output.
     """
     if isinstance(program.model_fn, FinishedProgram):
         output = program.model_fn.on_one_device(program.inputs)
@@ -107,7 +109,8 @@ def _given_output(output: ModelOutput) -> ModelOutput:
 
 
 def _objectives(program: Program) -> Objectives:
-    """Makes the optimizers of a program; refuses what belongs to one graph, since there are two."""
+    """Makes the optimizers of a program; refuses a list of variables, which belong to one graph,
+    since there are two graphs."""
     objectives = checked_objectives(program.make_optimizer())
     for objective in objectives:
         if objective.var_list is not None and not callable(objective.var_list):
@@ -160,8 +163,9 @@ def _with_registered_losses(loss: tf.Tensor, keras: typing.Any) -> tf.Tensor:
       keras: what `record_keras_calls` has recorded, with the losses of Keras' layers.
     """
     registered = tf.losses.get_regularization_losses()
-    # Keras makes the loss of a weight anew at each call, so that a loss may have another tensor of
-    # it. `is_computed_from` takes a tensor of equal operations for the same.
+    # Keras makes the loss of a weight anew at each call, so that the model's loss may contain
+    # another tensor of the same weight loss. `is_computed_from` takes a tensor of equal operations
+    # for the same tensor.
     weight_losses = [term for term in keras.weight_losses()
                      if not is_computed_from(registered + [loss], term)]
     upstream_of_loss = graph_walk.ancestors([loss])
@@ -176,11 +180,12 @@ def _with_registered_losses(loss: tf.Tensor, keras: typing.Any) -> tf.Tensor:
 def _registering_tensors(getter: typing.Callable, *args: typing.Any, **kwargs: typing.Any
                          ) -> tf.Variable:
     """A custom getter for `tf.variable_scope`, with which TF 2 registers the loss of a regularizer
-    as a tensor, as TF 1 does. The variable is that of `getter(*args, **kwargs)`.
+    as a tensor, as TF 1 does. The variable comes from `getter(*args, **kwargs)`.
 
     TF 2 registers a function, and each call of it makes new operations. A model may add the loss of
     a call to its own loss. `_with_registered_losses` looks for a registered loss among the
-    operations of the model's loss: it would not find those of another call, and add the loss twice.
+    operations of the model's loss: it would not find the operations of another call, and would add
+    the loss twice.
     """
     variable = getter(*args, **kwargs)
     registered_losses()  # puts a tensor in the place of each registered function
@@ -193,8 +198,8 @@ def _pairs_on_one_device(objective: Objective, loss: tf.Tensor, factor: int) -> 
     trainable = _trained_on_one_device(objective)
     optimizer = objective.optimizer
     if has_own_minimize(optimizer):
-        # Its `minimize` takes gradients for itself. These here are for the comparison: any
-        # optimizer of TensorFlow's takes the same ones, whatever its rate is.
+        # Its `minimize` takes its own gradients. The gradients taken here are for the comparison:
+        # any optimizer of TensorFlow takes the same gradients, whatever its rate is.
         optimizer = tf.train.GradientDescentOptimizer(1.)
     pairs = list(optimizer.compute_gradients(loss, var_list=trainable))
     if all(gradient is None for gradient, _ in pairs):
@@ -226,7 +231,7 @@ def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.
     Args:
       objectives: for each loss its optimizer, and what it trains.
       loss: the loss; where losses have names, a dict of these.
-      pairs: its `(gradient, variable)` pairs; where losses have names, a dict of these.
+      pairs: the loss's `(gradient, variable)` pairs; where losses have names, a dict of these.
       updates: the model's own updates, such as batch norm's.
       global_step: the variable that the last optimizer increases; or None.
       factor: what the gradients are multiplied with.
@@ -237,7 +242,8 @@ def _step_on_one_device(objectives: Objectives, loss: typing.Any, pairs: typing.
     if has_several_losses or any_has_own_minimize:
         # With several losses, every gradient is taken at the weights before the step. An optimizer
         # with its own `minimize` does not wait for the gradients that are compared, since it takes
-        # its own: without this wait, these could be of the weights after the step.
+        # its own gradients: without this wait, the compared gradients could be of the weights after
+        # the step.
         predecessors = predecessors + tensors_of(all_pairs(pairs))
     for objective in objectives:
         counter = None
@@ -269,8 +275,8 @@ def _after(predecessors: list) -> typing.Iterator[None]:
 
 
 def _with_counted_step(train_op: typing.Any, global_step: tf.Variable) -> typing.Any:
-    """A step that increases `global_step`: the `train_op` itself, if its optimizer does that; else
-    an operation that does it after the `train_op`."""
+    """A step that increases `global_step`: the `train_op` itself, if its optimizer increases the
+    variable; else an operation that increases the variable after the `train_op`."""
     writers = graph_walk.names_of(Writes(global_step.graph).writers_of(global_step))
     operations = graph_walk.names_of(graph_walk.step_operations([train_op]))
     if not writers.isdisjoint(operations):
@@ -296,7 +302,7 @@ def _applied_on_one_device(objective: Objective, loss: tf.Tensor, pairs: Pairs,
     if objective.transform_gradients is not None or factor != 1:
         # The optimizer's `minimize` has to get the changed gradients in the place of its own.
         return OwnMinimize(optimizer, loss).apply_gradients(pairs, global_step)
-    # It takes its own gradients, which are unchanged.
+    # `minimize` takes its own gradients, which nothing changes.
     return minimized(optimizer, loss, global_step, [variable for _, variable in pairs])
 
 
@@ -316,8 +322,8 @@ def _traits(loss: typing.Any, updates: list) -> Traits:
 def _coarsest_float(operations: typing.Iterable[tf.Operation]) -> str:
     """The name of the floating type with the fewest digits among the results of operations.
 
-    It may have fewer digits than the weights: some functions, such as those of `tf.losses`, compute
-    in float32 whatever they get.
+    The type may have fewer digits than the weights' type: some functions, such as the functions of
+    `tf.losses`, compute in float32 whatever they get.
     """
     names = {FLOATS[0]}
     for op in operations:

@@ -90,7 +90,7 @@ class TowersReport(typing.NamedTuple):
       reduction: as given to `check_towers`.
       not_finite: the first `Difference`, in the order in which a step computes values, with a NaN
         or an infinity on either side; None where all values are finite.
-      left_out: list of `LeftOut`: the variables that are not compared; nor are their slots.
+      left_out: list of `LeftOut`: the variables that are not compared, as their slots are not.
       workers: the number of workers; 1 without a cluster.
       proof: the plan's line `one device`, a text that begins with `proven` or `not proven`; None
         for one tower. With a cluster it is about all workers.
@@ -147,8 +147,8 @@ def report_on(one: Numbers, many: Numbers, traits: Traits, ran: CheckedRuns,
       many: the numbers of the towers.
       traits: facts about the model.
       ran: the runs.
-      tolerance: largest relative difference that counts as equal; None for that of the model's
-        coarsest type.
+      tolerance: largest relative difference that counts as equal; None for the tolerance of the
+        model's coarsest floating type.
       proof: the plan's line `one device`; or None.
     """
     rounding = _ROUNDING[traits.coarsest]
@@ -179,8 +179,8 @@ def report_on(one: Numbers, many: Numbers, traits: Traits, ran: CheckedRuns,
 
 def _first_not_finite(differences: typing.Iterable[Difference], one: Numbers,
                       many: Numbers) -> typing.Optional[Difference]:
-    """The first difference of values of which one has a NaN or an infinity; None if all values are
-    finite. `one` and `many` are the numbers of one device and of the towers."""
+    """The first difference whose value has a NaN or an infinity on either side; None if all values
+    are finite. `one` and `many` are the numbers of one device and of the towers."""
     for difference in differences:
         if not is_finite(one, difference) or not is_finite(many, difference):
             return difference
@@ -189,7 +189,7 @@ def _first_not_finite(differences: typing.Iterable[Difference], one: Numbers,
 
 def _first_beyond(differences: typing.Iterable[Difference],
                   tolerance: float) -> typing.Optional[Difference]:
-    """The first difference that is larger than the tolerance; None if none is."""
+    """The first difference that is larger than the tolerance; None if no difference is."""
     for difference in differences:
         is_within = difference.relative <= tolerance  # false for NaN
         if not is_within:
@@ -211,7 +211,7 @@ def _cause_of_difference(first: Difference, one: Numbers, many: Numbers, traits:
                          ran: CheckedRuns, proof: typing.Optional[str]) -> str:
     """The text about the likely cause of a difference.
 
-    If the plan says that there can be none, the text asks the user to report it as an error.
+    If the plan says that there can be no difference, the text asks the user to report an error.
 
     Args:
       first: the first difference beyond the tolerance.
@@ -259,7 +259,7 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
         return ("the initial value of %s is computed from the batch, and towers have that of tower "
                 "0's part of it: compute it from the whole batch, before build_towers, or start "
                 'from a checkpoint of one device.' % first.name)
-    # inf: a side has no such value, or one of another shape
+    # inf: one side lacks the value, or has a value of another shape
     is_on_one_side = first.relative == float('inf')
     if is_on_one_side and first.what in (VARIABLE, SLOT, GRADIENT):
         return ('%s %s exists on one side only: an unshared variable, or one whose name depends '

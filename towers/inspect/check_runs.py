@@ -1,4 +1,4 @@
-"""The run of `check_towers` on towers; and what it shares with the run on one device.
+"""The run of `check_towers` on towers; and the functions that the run on one device also uses.
 
 Its test is tests/inspect/test_check.py.
 """
@@ -42,7 +42,7 @@ class Program(typing.NamedTuple):
 
 
 class TrainedTowers(typing.NamedTuple):
-    """What `check_towers` has of the towers' run.
+    """The result of the towers' run.
 
     Attributes:
       numbers: the numbers of the run.
@@ -85,7 +85,7 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
                 session.run(built.replicas.refresh())
             numbers = train(session, built.loss, built.gradients, built.train_op, program.steps,
                             names, sum_of_losses)
-        if not same_shards:  # else the value of a shard is that of the batch
+        if not same_shards:  # else a shard gives the same value as the batch
             numbers = numbers._replace(initial_values=_initial_values_of_shard(built, names))
         return TrainedTowers(numbers, built.plan.line('one device'))
 
@@ -93,11 +93,12 @@ def run_towers(program: Program, devices: typing.Sequence[str], initial: Initial
 def _initial_values_of_shard(built: BuiltTowers,
                              names: typing.Dict[str, str]) -> typing.Dict[str, None]:
     """{name of a variable on one device: None}, of the variables whose initial value is computed
-    from the batch: in a program with towers from tower 0's shard.
+    from the batch: with towers, from tower 0's shard.
 
-    `run_towers` has set them to the values of one device, as all variables, so that the numbers
-    show nothing. They are noted here, and not in the numbers of one device: the comparison reports
-    what one side lacks as a difference.
+    `run_towers` has set all variables to the values of one device, so that the values after the
+    steps do not show that the initial values differ. The towers' numbers have these names, and the
+    numbers of one device do not: the comparison reports a value that one side lacks as a
+    difference.
 
     Args:
       built: the towers.
@@ -151,8 +152,9 @@ def _names_on_one_device(variables: typing.Iterable[tf.Variable], initial: Initi
                          ) -> typing.Dict[str, str]:
     """{name of a variable of the towers: its name on one device}.
 
-    The names are the same, except where layers of Keras 3 have no names: it numbers these on from
-    graph to graph. Variables whose names differ only in numbers are matched by their order.
+    The names are the same, except for layers of Keras 3 to which the program gives no names: Keras
+    numbers such layers on from graph to graph. Variables whose names differ only in numbers are
+    matched by their order.
 
     Args:
       variables: the variables of the towers.
@@ -176,7 +178,8 @@ def constants(inputs: typing.Any) -> typing.Any:
 
 
 def _constant(leaf: typing.Any) -> typing.Any:
-    """An array as a tensor, or a sparse one as a sparse tensor; else raises `InputError`."""
+    """An array as a tensor, or a `tf.SparseTensorValue` as a sparse tensor. Raises `InputError` for
+    anything else."""
     if isinstance(leaf, tf.SparseTensorValue):
         return tf.SparseTensor.from_value(leaf)
     try:
@@ -200,15 +203,16 @@ def train(session: tf.Session, loss: typing.Any, pairs: typing.Any, train_op: tf
     Args:
       session: the session, in which all variables have the values to begin with.
       loss: the loss; where there are several, a dict by name.
-      pairs: `(gradient, variable)` pairs; where there are several losses, a dict of these. A
-        gradient of None is left out.
+      pairs: list of `(gradient, variable)` pairs; where there are several losses, a dict of such
+        lists. A gradient of None is left out.
       train_op: the operation of a step.
       steps: the number of steps.
       names: {name of a variable: its name on one device}.
       sum_of_losses: the sum of the towers' losses; None for one device.
     """
     fetches: typing.Dict[str, typing.Any] = {'losses': dict(_labelled(loss)), 'train_op': train_op}
-    # Fetched with the first step: a pass of its own would update counters and averages once more.
+    # Gradients are fetched with the first step: to run them alone would update counters and
+    # averages once more.
     fetches_of_first_step = dict(fetches, gradients=_gradients_by_name(pairs, names))
     if sum_of_losses is not None:
         fetches_of_first_step['sum_of_losses'] = sum_of_losses
@@ -240,8 +244,8 @@ def _named_losses(step: int, losses: typing.Dict[str, typing.Any]
 
 
 def _gradients_by_name(pairs: typing.Any, names: typing.Dict[str, str]) -> dict:
-    """{name of a variable on one device: the gradient, dense}; with several losses the name of the
-    loss comes before. The arguments are those of `train`."""
+    """{name of a variable on one device: the gradient, dense}; with several losses the keys begin
+    with the loss: `'of generator: w'`. The arguments are those of `train`."""
     gradients = {}
     for label, pairs_of_loss in _labelled(pairs):
         prefix = label + ': ' if label else ''
@@ -275,8 +279,9 @@ def _with_variables(numbers: Numbers, variables: typing.Sequence[tf.Variable],
 
 
 def _is_slot(name: str, trainable: typing.Iterable[str]) -> bool:
-    """Whether a variable is an optimizer's, by its name: below a trainable variable's, as
-    `w/Momentum`; or `beta1_power`, of which Adam has one for all variables.
+    """Whether a variable is an optimizer's, by its name: the name is below the name of a trainable
+    variable, as `w/Momentum`; or it is a name such as `beta1_power`, a variable that Adam has once
+    for all variables.
 
     Args:
       name: the name of the variable.
@@ -300,7 +305,7 @@ def _labelled(shaped: typing.Any) -> typing.List[typing.Tuple[str, typing.Any]]:
 def map_arrays(function: typing.Callable, inputs: typing.Any) -> typing.Any:
     """Applies a function to each array of a nest, as `tf.nest.map_structure` does.
 
-    A `tf.SparseTensorValue` counts as an array here; `tf.nest` takes it apart.
+    A `tf.SparseTensorValue` counts as an array here, whereas `tf.nest` takes it apart.
     """
     if inputs is None:  # an input without an array
         return None

@@ -1,8 +1,9 @@
 """The numbers of two runs, and how far they are from each other.
 
-Of `one` device and of `many` towers there are losses, gradients, variables and slots; `compare`
-gives a `Difference` for each. Elements whose gradient is nothing but rounding are not compared,
-since an optimizer may make a step of it. Its test is tests/inspect/test_check.py.
+The `Numbers` of a run are its losses, gradients, variables and slots: `one` are the numbers of one
+device, `many` the numbers of the towers. `compare` gives a `Difference` for each value. Elements
+whose gradient is nothing but rounding are not compared, since an optimizer may make a step of the
+rounding. Its test is tests/inspect/test_check.py.
 """
 
 import typing
@@ -15,7 +16,7 @@ GRADIENT = 'gradient'
 VARIABLE = 'variable'
 SLOT = 'slot'
 KINDS = (INITIAL_VALUE, LOSS, GRADIENT, VARIABLE, SLOT)
-"""What is compared, in the order in which a step computes it."""
+"""The kinds of values that are compared, in the order in which a step computes them."""
 
 
 _FIRST_STEP = 'of step 1'
@@ -62,13 +63,13 @@ class Numbers(typing.NamedTuple):
 
 
 class Difference(typing.NamedTuple):
-    """How far a value on the towers is from that on one device.
+    """How far a value on the towers is from the same value on one device.
 
     Attributes:
       what: `'initial value'`, `'loss'`, `'gradient'`, `'variable'` or `'slot'`.
       name: the name of the variable or the loss.
       relative: the largest difference over the largest absolute value on one device; inf where one
-        side has no such value.
+        side lacks the value.
     """
 
     what: str
@@ -94,8 +95,8 @@ SHARD_VARIANCE = 'a moving variance, under same_shards'
 
 def not_compared(one: Numbers, many: Numbers, noise: float, same_shards: bool
                  ) -> typing.List[LeftOut]:
-    """The variables that are not compared: those whose gradient is noise, and the moving variances
-    if the batch repeats one shard.
+    """The variables that are not compared: variables whose gradient is noise, and the moving
+    variances if the batch repeats one shard.
 
     Args:
       one: the numbers of one device.
@@ -116,7 +117,7 @@ def _names_without_gradient(one: Numbers, many: Numbers, noise: float) -> typing
     """List of the names of the variables whose gradient is noise in both runs; the arguments are
     those of `not_compared`."""
     if noise == 0:
-        return []  # all gradients are 0, as at a minimum: that is no rounding
+        return []  # all gradients are exactly 0, as at a minimum, and not rounding
     names = []
     for name in one.gradients.keys() & many.gradients.keys():
         largest_gradient = max(largest_value(one.gradients[name]),
@@ -152,7 +153,7 @@ def compare(one: Numbers, many: Numbers, noise: float, left_out: typing.Sequence
 
 
 def _is_of(name: str, variables: typing.Iterable[str]) -> bool:
-    """Whether a name is that of one of these variables, or of a slot of one."""
+    """Whether a name belongs to one of these variables, or to a slot of one of them."""
     return any(name == variable or name.startswith(variable + '/') for variable in variables)
 
 
@@ -167,9 +168,9 @@ def _relative_difference(what: str, name: str, one: Numbers, many: Numbers, nois
       noise: the largest gradient that may come from rounding only.
     """
     values = [one.of_kind(what)[name], many.of_kind(what)[name]]
-    if what == GRADIENT:  # the noise is in its own elements
+    if what == GRADIENT:  # its own elements may be noise
         return _relative(values[0], values[1], noise)
-    if what in (VARIABLE, SLOT):  # they may differ as much as they like where the gradient is noise
+    if what in (VARIABLE, SLOT):  # elements whose gradient is noise may differ by any amount
         owner = name if what == VARIABLE else _owner_of_slot(name)
         gradients = [one.gradients.get(owner), many.gradients.get(owner)]
         values = _without_noise(values, gradients, noise)
@@ -186,24 +187,24 @@ def _without_noise(values: list, gradients: list, noise: float) -> list:
 
     The loss does not depend on such elements, and yet an optimizer changes them, by the rounding.
     An example is the bias of the keys in an attention: it adds the same number to all scores of a
-    query, which their softmax takes out again.
+    query, and the softmax of these scores takes the number out again.
 
     Args:
       values: the value of the variable, or of a slot of it, on one device and on the towers.
       gradients: the gradient of the variable on one device, and on the towers; None where a side
-        has none.
+        has no gradient.
       noise: the largest gradient that may come from rounding only.
 
     Returns:
-      List of the two values. They are unchanged where the elements of the gradients are not those
-      of the value: a gradient is missing, or has another shape.
+      List of the two values. They are unchanged where the gradients do not have one element for
+      each element of the value: a gradient is missing, or has another shape.
     """
     shape = np.shape(values[0])
     if any(gradient is None for gradient in gradients):
         return values
     on_one, on_many = map(_as_numbers, gradients)
-    # A slot may have another shape than its variable. Of complex numbers `_as_numbers` makes arrays
-    # of real ones, with one dimension more than the value.
+    # A slot may have another shape than its variable. Of a complex gradient `_as_numbers` makes an
+    # array of real numbers, with one dimension more than the value.
     if on_one.shape != shape or on_many.shape != shape:
         return values
     sizes = np.maximum(np.abs(on_one), np.abs(on_many))
@@ -243,7 +244,7 @@ def _relative(one: typing.Any, many: typing.Any, noise: float) -> float:
     difference = largest_value(one[finite] - many[finite])
     if difference <= noise:
         return 0.
-    if largest:  # else the difference itself counts
+    if largest:  # if one device has only zeros, the difference itself counts
         difference = difference / largest
     return float(difference)
 
@@ -251,7 +252,8 @@ def _relative(one: typing.Any, many: typing.Any, noise: float) -> float:
 def _as_numbers(value: typing.Any) -> np.ndarray:
     """The value as an array of a real type that numpy knows.
 
-    A complex array becomes one of its two parts, one of bfloat16 becomes float32; others stay.
+    A complex array becomes an array of its two parts, an array of bfloat16 becomes float32; other
+    arrays stay as they are.
     """
     value = np.asarray(value)
     if value.dtype.kind == 'c':  # complex
@@ -262,7 +264,8 @@ def _as_numbers(value: typing.Any) -> np.ndarray:
 
 
 def is_finite(run: Numbers, difference: Difference) -> bool:
-    """Whether the value of which a difference is has no NaN and no infinity in this run."""
+    """Whether the value of a difference has no NaN and no infinity in this run; True for a value
+    that the run lacks."""
     value = run.of_kind(difference.what).get(difference.name)
     if value is None:
         return True

@@ -1,4 +1,4 @@
-"""`Finding`, a line of an audit; words that such lines share; and the findings about variables.
+"""`Finding`, a line of an audit; texts in these lines; and the findings about variables.
 
 Its test is tests/inspect/test_audit.py.
 """
@@ -18,7 +18,8 @@ class Finding(typing.NamedTuple):
     """One line of an audit.
 
     Attributes:
-      is_broken: whether a promise of the plan does not hold; else it is a fact to know.
+      is_broken: whether a promise of the plan does not hold; else the line tells a
+        fact that is no fault.
       line: what was found.
     """
 
@@ -116,7 +117,7 @@ def _findings_of_slots(slots: typing.Iterable[tf.Variable], owners: typing.Itera
 
     Args:
       slots: variables that an optimizer has made.
-      owners: the variables that they belong to.
+      owners: the variables that the slots belong to.
       device_of: gives the device of a variable.
       owner_text: what the finding calls an owner.
     """

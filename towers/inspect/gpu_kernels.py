@@ -1,6 +1,6 @@
 """Operations on GPUs without a kernel there, found in the graph of a build, on any machine.
 
-TensorFlow's registry of kernels says for which devices and types an operation has one. With soft
+TensorFlow's registry says for which devices and types an operation has a kernel. With soft
 placement the placer takes an operation without a kernel for its device to the CPU, and with it all
 operations that are colocated with it. A TensorFlow that was built without GPUs knows of no kernel.
 
@@ -32,7 +32,7 @@ class MovedOperations(typing.NamedTuple):
       on_floats: the operations without a kernel that have a floating-point result.
       on_others: the operations without a kernel on integers, strings and the like, which belong on
         the CPU.
-      pulled: the operations that have a kernel, and are colocated with one that has none.
+      pulled: the operations with a kernel that are colocated with an operation without a kernel.
       bytes: the size of the tensors that then cross between GPU and CPU in a step.
       unknown: the number of such tensors whose size is not static; `bytes` does not count them.
     """
@@ -46,8 +46,10 @@ class MovedOperations(typing.NamedTuple):
 
 
 def knows_gpu_kernels() -> bool:
-    """Whether this TensorFlow has kernels for GPUs, and so can tell which operation has none: it
-    then has one for the product of matrices, as every TensorFlow for GPUs."""
+    """Whether this TensorFlow has kernels for GPUs, and so can tell which operation has none.
+
+    Every TensorFlow for GPUs has a kernel for the product of matrices: this kernel is looked up.
+    """
     return _has_kernel('MatMul', {'T': [tf.float32]})
 
 
@@ -61,7 +63,7 @@ def moved_operations(operations: typing.Iterable[tf.Operation],
 
     Returns:
       List of `MovedOperations`, one for each tower and GPU from which an operation would be taken,
-      those of no tower last; [] where all operations have a kernel.
+      and last, one for each GPU with operations of no tower; [] where all operations have a kernel.
     """
     on_gpus = by_name(op for op in operations if is_gpu(operation_device(op)))
     without_kernel = {name for name, op in on_gpus.items() if not has_gpu_kernel(op)}
@@ -137,7 +139,7 @@ def _has_kernel(op_type: str, types: typing.Dict[str, typing.Sequence[tf.DType]]
 
 
 def _allows(constraint: typing.Any, types: typing.Dict[str, typing.Sequence[tf.DType]]) -> bool:
-    """Whether a constraint of a `KernelDef` on an attribute allows the types that it has.
+    """Whether a constraint of a `KernelDef` on an attribute allows an operation's types.
 
     Args:
       constraint: the `KernelDef.AttrConstraint`.
@@ -151,14 +153,15 @@ def _allows(constraint: typing.Any, types: typing.Dict[str, typing.Sequence[tf.D
 
 
 def computes_floats(op: tf.Operation) -> bool:
-    """Whether an operation has a floating-point result; if it has no result, such an input."""
+    """Whether an operation has a floating-point result; if it has no results, whether it has
+    a floating-point input."""
     tensors = op.outputs or op.inputs
     return any(tensor.dtype.base_dtype.is_floating for tensor in tensors)
 
 
 def _pulled_along(without_kernel: typing.Set[str], on_gpus: typing.Dict[str, tf.Operation]
                   ) -> typing.Set[str]:
-    """The operations that have a kernel, and that the placer keeps with one that has none.
+    """The operations that have a kernel, and that the placer keeps with an operation that has none.
 
     The placer keeps operations together that are colocated, or share a resource.
 
@@ -169,7 +172,7 @@ def _pulled_along(without_kernel: typing.Set[str], on_gpus: typing.Dict[str, tf.
     Returns:
       The names of the operations.
     """
-    # {name of an operation: {name of one that is kept with it: that operation}}, both ways
+    # {name of an operation: {name of an operation kept with it: that operation}}, both ways
     neighbours: typing.Dict[str, typing.Dict[str, tf.Operation]] = collections.defaultdict(dict)
     for op in on_gpus.values():
         for other in colocated_operations(op) + resources_taken(op):
@@ -177,16 +180,16 @@ def _pulled_along(without_kernel: typing.Set[str], on_gpus: typing.Dict[str, tf.
             neighbours[other.name][op.name] = op
 
     def kept_with(op: tf.Operation) -> typing.Iterable[tf.Operation]:
-        """The operations that the placer keeps with one."""
+        """The operations that the placer keeps directly with an operation."""
         return neighbours[op.name].values()
 
     starts = [on_gpus[name] for name in without_kernel]
-    all_kept_together = reached(starts, kept_with)  # {name: operation}, with those on the CPU
+    all_kept_together = reached(starts, kept_with)  # {name: operation}, also on the CPU
     return (all_kept_together.keys() & on_gpus.keys()) - without_kernel
 
 
 def _owner(name: str, towers: typing.Sequence[Tower]) -> typing.Optional[int]:
-    """The index of the tower that has an operation of this name; None where none has."""
+    """The index of the tower that has an operation of this name; None where no tower has it."""
     for tower in towers:
         if tower.has(name):
             return tower.index
@@ -209,7 +212,7 @@ def _crossing(group: typing.Iterable[tf.Operation], moved: typing.Container[str]
     total = 0
     unknown = 0
     for tensor in _crossing_tensors(group, moved):
-        if tensor.dtype in (tf.resource, tf.variant):  # a handle of what stays where it is
+        if tensor.dtype in (tf.resource, tf.variant):  # a handle: its resource stays where it is
             continue
         elements = tensor.shape.num_elements()
         if elements is None or tensor.dtype == tf.string:
