@@ -199,7 +199,7 @@ def _note_on_replicas(built: BuiltTowers) -> Findings:
 # ---- operations ----------------------------------------------------------------------------------
 
 class _OffDevice(typing.NamedTuple):
-    """The operations of a tower that are not on the tower's devices, by what has put them there.
+    """The operations of a tower that are not on the tower's devices, by the reason for it.
 
     Attributes:
       at_variables: operations that read or write a variable where it is.

@@ -43,8 +43,8 @@ class MadeProgram(typing.NamedTuple):
 
 
 def _check_by_tensor(name: str, given: typing.Any) -> None:
-    """Raises `InputError` for an argument, `given` under this name, that is no dict from tensors to
-    arrays."""
+    """Raises `InputError` if `given`, the argument of this name, is no dict
+    whose keys are tensors."""
     is_dict = isinstance(given, dict)
     if not is_dict or not all(isinstance(key, tf.Tensor) for key in given):
         raise InputError(

@@ -106,7 +106,8 @@ def run_machines(program: Program, machines: Machines, sizes: typing.Sequence[in
 
 
 def _examples_of_worker(inputs: typing.Any, sizes: typing.Sequence[int], rank: int) -> typing.Any:
-    """The examples of the worker of that rank: the workers have them one after the other.
+    """The examples of the worker of a rank: worker 0 has the first `sizes[0]` examples, worker 1
+    has the next `sizes[1]`, and so on.
 
     Args:
       inputs: a nest of arrays [n, …].

@@ -244,8 +244,8 @@ def _cause_of_not_finite(one: Numbers, many: Numbers, difference: Difference) ->
 
 def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits, num_parts: int,
                   proof: typing.Optional[str]) -> str:
-    """The cause that a report gives for the first difference: the first one that explains it, in an
-    order from the most certain to the least.
+    """The cause that a report gives for the first difference: the first cause that explains it, in
+    an order from the most certain cause to the least certain.
 
     Args:
       first: the difference.

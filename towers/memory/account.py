@@ -40,7 +40,7 @@ def memory_account(built: BuiltTowers,
     """Says where the memory of a training step goes, from nothing but its graph.
 
     The step is simulated as TensorFlow's executor runs it: a tensor is freed when the last
-    operation that takes it has run, and is written over where kernels do that; see `simulation`.
+    operation that takes it has run, and kernels write over their inputs; see `simulation`.
     The account of a device is of the device's worst moment.
 
     Args:
@@ -229,7 +229,7 @@ class _Reader:
         memory on, such as a reshape.
         """
         def takers_of_memory(holder: Node) -> typing.Sequence[Node]:
-            """The nodes that take outputs of `holder`, if these are in the memory of `node`'s."""
+            """The nodes that take outputs of `holder`; () if these are not in `node`'s memory."""
             has_memory = holder is node or passes_on(holder)
             return self._takers[holder.name] if has_memory else ()
 

@@ -27,7 +27,7 @@ KINDS = collections.OrderedDict([
     ('allocator', '#999999')])  # handed out beyond what was asked for
 
 _MOST_COLUMNS = 6  # of the table; the column of all devices together is one of them
-_DEVICES_OF_MANY = 4  # devices that have a column, where each one would make too many columns
+_DEVICES_OF_MANY = 4  # devices with a column, where a column for each would be too many
 _TENSORS_SHOWN = 8
 
 

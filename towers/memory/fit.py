@@ -214,7 +214,7 @@ def _confirmed_batch(built: BuiltTowers, limit: int, most: typing.Optional[int],
                      say: typing.Callable,
                      run: typing.Callable[[int], '_Trial']) -> FittedBatch:
     """Runs a step of the largest batch that fits by the account; where that step takes more than
-    the limit, runs one of a smaller batch, and so on.
+    the limit, runs a step of a smaller batch, and so on.
 
     Args:
       built: the towers.

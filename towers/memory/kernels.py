@@ -58,7 +58,7 @@ _FLOATS_A_CORE = (256 << 10) // _FLOAT_BYTES
 
 
 def passes_on(node: Node) -> bool:
-    """Whether a node's outputs are the memory of its input, so that they take none of their own."""
+    """Whether a node's outputs are the memory of its input, so that they take no more memory."""
     if node.type in _PASSES_ON or _has_reference(node):
         return True
     return node.type in CUTS and _cuts_along_rows(node)
@@ -99,7 +99,7 @@ def scratch(node: Node) -> int:
     """Bytes that a node's kernel takes for itself while it runs.
 
     These bytes are known for max pooling and convolutions on CPUs, and count as 0 elsewhere. With
-    oneDNN, convolutions take next to none.
+    oneDNN, convolutions take almost no scratch.
     """
     if 'CPU' not in node.device:
         return 0

@@ -42,7 +42,7 @@ class Node:
       sizes: bytes of each output.
       shapes: static shape of each output, a tuple, or None where a dimension is not known.
       folded: whether the result is there before the step: the operation is a constant, or
-        TensorFlow computes it once from constants.
+        TensorFlow computes it once, from constants or static shapes.
     """
     __slots__ = ('name', 'type', 'device', 'op', 'inputs', 'controls', 'sizes', 'shapes', 'folded',
                  'number')

@@ -153,7 +153,7 @@ def _draw(points: typing.List[_Point], path: str, limit: float, title: str) -> N
     axes.axhline(limit / unit.bytes, color='#cc0000', linestyle='--',
                  label='limit, %.6g %s' % (limit / unit.bytes, unit.name))
     top = highest
-    if limit < 3 * highest:  # with a limit far above the peaks, these would be flat
+    if limit < 3 * highest:  # else the peaks would be flat below the limit
         top = max(highest, limit)
     axes.set_ylim(0, top / unit.bytes * 1.08)  # with some room above
     axes.set_xlabel('batch size, examples of a step over all towers')

@@ -64,7 +64,7 @@ class StepGraph:
 
     @property
     def executed(self) -> typing.List[Node]:
-        """List of the nodes that a step executes: all but the folded ones, in the same order."""
+        """List of the nodes that a step executes: all but the folded nodes, in the same order."""
         return [node for node in self.nodes if not node.folded]
 
     @property

@@ -115,8 +115,8 @@ def _is_moved_to_variable(op: tf.Operation) -> bool:
 
 
 def _common_device(operations: typing.Iterable[tf.Operation]) -> typing.Optional[str]:
-    """The device that all these operations ask for; None if they ask for
-    different devices, or if there are no operations."""
+    """The device that all these operations ask for; None if they ask for different
+    devices, or if there are no operations."""
     devices = {op.device for op in operations}
     if len(devices) != 1:
         return None

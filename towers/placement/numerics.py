@@ -122,7 +122,7 @@ def _has_dtype(node: tf.NodeDef, dtype_code: int) -> bool:
 
 @contextlib.contextmanager
 def compiled(enabled: bool) -> typing.Iterator[None]:
-    """The scope of a tower whose operations, and the gradients taken of them, XLA compiles.
+    """The scope in which to make a tower whose operations, and their gradients, XLA compiles.
 
     This is `tf.xla.experimental.jit_scope`. The session-wide `global_jit_level` needs TF_XLA_FLAGS
     on CPUs, and on TF 2.15 and later puts operations of several virtual CPUs into one cluster; such

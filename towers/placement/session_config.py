@@ -84,8 +84,8 @@ def _default_intra_op_threads(num_cpu_devices: int) -> int:
     """The number of threads of one operation, where the caller gives none.
 
     That is `OMP_NUM_THREADS`, if it is set. Else several CPU devices, which compute side by side,
-    share the cores: on 8 cores each of 4 devices gets 2 threads. Else the number is
-    0: TensorFlow's choice.
+    share the cores: on 8 cores each of 4 devices gets 2 threads. Else the number
+    is 0: TensorFlow's choice.
     """
     from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
     if from_environment.isdigit() and int(from_environment) > 0:

@@ -33,7 +33,7 @@ from towers.placement.tower_device import (
 
 @contextlib.contextmanager
 def stage(number: int) -> typing.Iterator[None]:
-    """The scope of a stage, a piece of a model that is on one of its tower's devices.
+    """The scope of a stage, a piece of a model that is on one of a tower's devices.
 
     >>> with towers.stage(0):
     ...     net = stem(images)

@@ -95,7 +95,7 @@ def follows_tower(op: tf.Operation) -> bool:
     It is also False where the operation's scopes do not show the tower's scope: under a device
     function, under `tf.device(other_op.device)`, and for an operation that is colocated.
     """
-    # TensorFlow drops the scopes of an operation that is colocated with others: there are none.
+    # TensorFlow drops the scopes of an operation that is colocated with others: it has none.
     for scope in compat.device_scopes(op):  # from the inside to the outside
         if isinstance(scope, TowerDevice):
             return True
@@ -300,7 +300,7 @@ def _references_read_in_loop(op: tf.Operation) -> typing.List[tf.Operation]:
 
 
 def operation_device(op: tf.Operation) -> str:
-    """The canonical name of the device that an operation will be on; '' if that is open.
+    """The canonical name of the device that an operation will be on; '' if the device is open.
 
     An operation that asks for no device goes where the runtime has to put it: to the resource that
     it reads, to what it is colocated with, or, of a resource or a constant, to what takes it.

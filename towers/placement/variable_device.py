@@ -25,7 +25,7 @@ class _Layout:
     def __init__(self, main: str, devices: typing.Sequence[str]):
         """
         Args:
-          main: the device of what belongs to no single variable.
+          main: the device of operations that belong to no single variable.
           devices: the device of each tower.
         """
         self._main = main
