@@ -4,8 +4,9 @@ A repeated operation has to give the same result. So it draws no random numbers,
 and reads nothing that the step writes. Its test is `tests/recompute/test_rewrite.py`.
 
 Words of other rooms used here: an operation `is_random` if it draws by a generator, and has a
-`seed_position` if it draws from a seed that it takes; it `is_control_flow` in a loop or a branch
-(v1), or where it leads into or out of one; `functions_of` a node are those that it may call.
+`seed_position` if it draws from a seed that it takes; it `is_control_flow` if it is in a loop or a
+branch (v1), or leads into or out of a loop or a branch; `functions_of` a node are the functions
+that it may call.
 """
 
 import collections
@@ -36,7 +37,8 @@ def repeatable_operations(forward: typing.List[tf.Operation], taken: typing.Set[
     Args:
       forward: the operations of the forward pass, in the order in which they were made.
       taken: names of the tensors that the backward pass takes.
-      keeps_small: whether small floating tensors are kept. Small integers are in any case.
+      keeps_small: whether small floating tensors are kept. Small integer tensors are kept in any
+        case.
 
     Returns:
       List of the operations, in the order of `forward`.
@@ -50,7 +52,8 @@ def repeatable_operations(forward: typing.List[tf.Operation], taken: typing.Set[
     repeatable = []
     for op in _with_same_results(forward, trained_names):
         # Random numbers are kept, since they cannot be drawn again. Where the mask of a dropout is
-        # made from them, it is kept in their place: it has one byte an entry, and they have four.
+        # made from them, the mask is kept in their place: it has one byte an entry, and random
+        # numbers have four.
         is_random_mask = op.name in names_from_random and _is_mask(op)
         are_results_kept = is_random_mask or _gives_small_tensors(op, keeps_small)
         if not are_results_kept:
@@ -128,8 +131,8 @@ def _gives_small_tensors(op: tf.Operation, keeps_small: bool) -> bool:
 
     Args:
       op: the operation.
-      keeps_small: whether small floating tensors are kept. Small integers are in any case: most of
-        them are shapes and axes.
+      keeps_small: whether small floating tensors are kept. Small integer tensors are kept in any
+        case: most of these are shapes and axes.
     """
     for tensor in op.outputs:
         may_be_kept = keeps_small or not tensor.dtype.is_floating
@@ -140,19 +143,21 @@ def _gives_small_tensors(op: tf.Operation, keeps_small: bool) -> bool:
 
 def operations_behind(wanted: typing.Set[str], operations: typing.Sequence[tf.Operation],
                       kept: typing.AbstractSet[str] = frozenset()) -> typing.List[tf.Operation]:
-    """List of the operations that compute wanted tensors, themselves or through others of them.
+    """List of the operations that compute the wanted tensors, directly or through other operations
+    of the list.
 
     Args:
       wanted: names of the tensors.
       operations: the operations to choose from, in the order in which they were made.
-      kept: names of tensors that are kept: what computes these is not needed.
+      kept: names of tensors that are kept: nothing has to compute these for another operation.
 
     Returns:
       The operations, in the order of `operations`.
     """
     needed_tensors = set(wanted)
     needed: typing.Deque[tf.Operation] = collections.deque()
-    # From the last to the first: so those that take a result are seen before what computes it.
+    # From the last to the first: so the operations that take a result are seen before the operation
+    # that computes the result.
     for op in reversed(operations):
         if not needed_tensors.isdisjoint(names_of(op.outputs)):
             needed.appendleft(op)

@@ -38,7 +38,7 @@ class Recomputed(typing.NamedTuple):
       segments: the number of segments.
       operations: the copies that compute the segments' operations again.
       reads_references: whether the copies read trained reference variables again, so that the
-        update has to wait for them.
+        update has to wait for the copies.
     """
     segments: int
     operations: typing.List[tf.Operation]
@@ -58,14 +58,14 @@ def rewrite(keep: typing.Union[None, str, typing.Sequence[str]],
 
     Args:
       keep: which results to keep, the value of `Memory.recompute`: None for all, so that nothing is
-        recomputed; `'auto'` for those with which a step needs the least memory; or names of
+        recomputed; `'auto'` for the results with which a step needs the least memory; or names of
         operations or scopes.
       forward: the operations of the forward pass, in the order in which they were made.
-      backward: the operations of the backward pass, in that order.
+      backward: the operations of the backward pass, in the order in which they were made.
       root: the tower's name scope, with a slash at its end; or ''.
 
     Returns:
-      `Recomputed`, of no segments if nothing is worth it.
+      `Recomputed`, with 0 segments if nothing is worth recomputing.
 
     Raises:
       InvalidArgumentError: `keep` has a name that is not in the model (see `_cuts_after`); or the
@@ -153,7 +153,7 @@ def _cuts_after(keep: typing.Sequence[str], operations: typing.List[tf.Operation
     cuts: typing.Set[int] = set()
     for name in keep:
         full_name = root + name.rstrip('/')
-        # Looked for in the whole forward pass: `operations` may have none of this name.
+        # The name is looked for in the whole forward pass: perhaps nothing of it may be recomputed.
         if not _indices_below(full_name, forward):
             raise InvalidArgumentError(
                 'recompute=%r has %r, and the model has no operation or scope of this name: '
@@ -172,8 +172,8 @@ def _indices_below(name: str, operations: typing.Iterable[tf.Operation]) -> typi
 
 
 def _some_names(operations: typing.List[tf.Operation], root: str) -> str:
-    """Names of the model for an error: those of the first operations within the scope `root`, or of
-    the scopes that they are in, such as `"'conv1', 'conv2', 'logits'"`."""
+    """Names of the model for an error: of the first operations, or scopes, that are directly in the
+    scope `root`, such as `"'conv1', 'conv2', 'logits'"`."""
     names_in_root = [op.name[len(root):] for op in operations if op.name.startswith(root)]
     outermost = [name.split('/')[0] for name in names_in_root]
     different = list(dict.fromkeys(outermost))  # each once, in order
@@ -203,12 +203,12 @@ class _Order:
         return _awaited_names(op) & self._operations.keys()
 
     def gradients_into(self, users: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
-        """Finds the gradients that come into a segment, after which it is to be recomputed: what
-        the first users of the segment wait for. A user is a first one if it waits for no other
-        user, directly or not.
+        """Finds the gradients that come into a segment, after which the segment is to be
+        recomputed. The first users of the segment wait for them. A user is a first user if it waits
+        for no other user, directly or not.
 
         In the diagram of this module, the gradients of a and b are users. The gradient of b is the
-        first; it waits for the gradient of c, which comes into the segment.
+        first user; it waits for the gradient of c, which comes into the segment.
 
         Args:
           users: the operations of the backward pass that take tensors of the segment.
@@ -217,7 +217,7 @@ class _Order:
           List of the operations that compute the gradients.
         """
         user_names = names_of(users)
-        # Who waits for one of these waits for a user.
+        # An operation that waits for one of these operations waits for a user.
         users_and_followers = user_names | self._all_followers(user_names)
         gradient_names = set()
         for op in users:
@@ -229,11 +229,11 @@ class _Order:
 
     def add_waits(self, users: typing.List[tf.Operation],
                   gradients: typing.List[tf.Operation]) -> None:
-        """Notes that the users of a segment wait for gradients from now on: they take what is
-        recomputed, and that waits for the gradients.
+        """Notes that the users of a segment wait for gradients from now on: they take recomputed
+        tensors, whose operations wait for the gradients.
 
-        Without it, `gradients_into` another segment could find gradients that wait for this one:
-        the two segments would wait for each other for ever.
+        Without this note, `gradients_into` another segment could find gradients that wait for this
+        segment: the two segments would wait for each other for ever.
 
         Args:
           users: the operations of the backward pass that take tensors of the segment.
@@ -271,14 +271,15 @@ class _Rewriter:
         self._order = _Order(backward)
         self._uses = uses
         self._kept = kept
-        self._not_kept = uses.keys() - kept  # names of tensors that the backward pass takes
+        # Names of the tensors that the backward pass takes, and no other segment.
+        self._not_kept = uses.keys() - kept
         self._root = root
         self._stages = stages
 
     def recompute(self, segment: typing.List[tf.Operation],
                   scope: str) -> typing.List[tf.Operation]:
-        """Recomputes the tensors of a segment that the backward pass takes, and makes it take the
-        recomputed ones.
+        """Recomputes the tensors of a segment that the backward pass takes, and makes the backward
+        pass take the recomputed tensors.
 
         Args:
           segment: the operations of the segment.
@@ -323,15 +324,15 @@ class _Rewriter:
                    scope: str) -> typing.Dict[str, tf.Operation]:
         """Copies operations of a segment, each on its stage.
 
-        A copy takes the results of other copies. Kept tensors, and tensors from outside of the
-        segment, it takes as the original does.
+        A copy takes the results of other copies. It takes kept tensors, and tensors from outside of
+        the segment, as the original does.
 
         Args:
           operations: the operations, in the order in which they were made.
           scope: the name scope of the copies, with a slash at its end.
 
         Returns:
-          {name of an operation: its copy}, in that order.
+          {name of an operation: its copy}, in the order of `operations`.
         """
         graph = operations[0].graph
         # {name of an operation: name of its copy in the segment's scope}
@@ -382,7 +383,7 @@ class _Rewriter:
         """Gives a copy what its import did not: the static shapes of the original, and its stage.
 
         A node without a device, see `_add_copied_node`, has got the device of the scope around the
-        backward pass: that of the tower's first stage, whatever the stage of the original.
+        backward pass: the device of the tower's first stage, whatever the original's stage.
         """
         for old, new in zip(op.outputs, copy.outputs):
             new.set_shape(old.shape)
@@ -393,8 +394,8 @@ class _Rewriter:
 
 def _make_wait(copies: typing.Collection[tf.Operation],
                gradients: typing.List[tf.Operation]) -> None:
-    """Makes the copies of a segment wait for the gradients that come into it: the first ones do so
-    by control edges, and the others wait for these."""
+    """Makes the copies of a segment wait for the gradients that come into it. Copies that take no
+    other copy's result get control edges; the other copies wait for these copies."""
     copy_names = names_of(copies)
     for copy in copies:
         is_first = copy_names.isdisjoint(names_of(producers_of(copy)))
@@ -419,8 +420,8 @@ def _add_copied_node(graph_def: tf.GraphDef, op: tf.Operation, name: str,
     """Adds the node of an operation's copy to a `GraphDef`, colocated with nothing.
 
     It keeps the device only if the program, and not the tower's scope, has put the operation there.
-    Without a device the import takes the device of the scope around, which is the tower's (with
-    stages the first one's; `_Rewriter._finish_copy` corrects that).
+    Without a device the import takes the device of the scope around, which is the tower's device
+    (with stages the device of the first stage; `_Rewriter._finish_copy` corrects that).
 
     Args:
       graph_def: the `GraphDef`, which is changed.

@@ -40,7 +40,9 @@ def size_of(tensor: tf.Tensor) -> int:
 class _Span(typing.NamedTuple):
     """From where to where in a list of operations a tensor has to be kept."""
     tensor: tf.Tensor
-    first: int  # index of the operation that makes it; made elsewhere, of the first that takes it
+    first: int
+    """Index of the operation that makes the tensor; of a tensor made elsewhere, index of the first
+    operation that takes it."""
     last: int  # index of the last operation that takes it
 
 
@@ -63,7 +65,7 @@ def crossing_bytes(operations: typing.List[tf.Operation],
     # the cuts from its first operation to the one before its last.
     changes = [0] * len(operations)
     for span in _spans(operations, counts_inputs):
-        if span.last > span.first:  # not so in a loop, for what its beginning takes from its end
+        if span.last > span.first:  # not for what the beginning of a loop takes from its end
             changes[span.first] += size_of(span.tensor)
             changes[span.last] -= size_of(span.tensor)
     return list(itertools.accumulate(changes))
@@ -115,8 +117,8 @@ def best_cuts(operations: typing.List[tf.Operation], taken: typing.Set[str]) -> 
     recomputed = [_recomputed_bytes(op, taken) for op in operations]
     total = sum(recomputed)
     candidates: typing.List[typing.List[int]] = [[]]  # no cut at all
-    # Each size is the one before, times a factor below 1. The last of them is total / (n + 1) for
-    # n operations, less than an average operation.
+    # Each size is the size before, times a factor below 1. The last size is total / (n + 1) for n
+    # operations, less than an average operation.
     factor = (len(operations) + 1) ** (-1 / _NUM_CANDIDATES)
     for exponent in range(1, _NUM_CANDIDATES + 1):
         largest = total * factor ** exponent
@@ -126,7 +128,7 @@ def best_cuts(operations: typing.List[tf.Operation], taken: typing.Set[str]) -> 
 
 def _recomputed_bytes(op: tf.Operation, taken: typing.Set[str]) -> int:
     """The bytes of an operation's results that are in memory while its segment is differentiated:
-    those that the backward pass takes."""
+    of the results that the backward pass takes."""
     if op.type in RESHAPES:  # its result is in the memory of its input
         return 0
     return sum(size_of(tensor) for tensor in op.outputs if tensor.name in taken)
@@ -192,7 +194,7 @@ def _cuts_for_size(crossing: typing.List[int], recomputed: typing.List[int],
 
 
 def _cheapest_cut(crossing: typing.List[int], first: int, last: int) -> int:
-    """The cut that the fewest bytes cross, of those from `first` to `last`; the last of several."""
+    """The cut, from `first` to `last`, that the fewest bytes cross; the last one if several do."""
     cheapest = first
     for cut in range(first, last + 1):
         if crossing[cut] <= crossing[cheapest]:
