@@ -16,7 +16,7 @@ from towers.errors import ClusterError
 
 FIRST_LINE_AFTER = 5.  # seconds to the first line about a wait
 NEXT_LINE_AFTER = 30.  # seconds from one such line to the next
-_PATIENCE = 2.  # seconds for an answer
+_PATIENCE = 2.  # seconds that a process has to answer
 NOBODY_LISTENS = os.strerror(errno.ECONNREFUSED)  # the system's words for a port without a process
 
 JOBS = ('chief', 'worker', 'ps', 'evaluator')
@@ -32,7 +32,8 @@ class Task(typing.NamedTuple):
 
 
 def parse_tf_config(text: str) -> Task:
-    """The `Task` of the text of a `TF_CONFIG`; raises `ClusterError` for one without sense."""
+    """The `Task` that the text of a `TF_CONFIG` describes; raises `ClusterError` for a text that
+    cannot be read, or that contradicts itself."""
     config = _read(text)
     addresses = _addresses_of_jobs(config.cluster)
     job = _job_named(config.task.get('type', 'worker'))
@@ -46,7 +47,7 @@ def parse_tf_config(text: str) -> Task:
     if workers and not config.task:
         raise ClusterError('TF_CONFIG has a cluster and no task: add "task": {"type": "worker", '
                            '"index": 0} for this process.')
-    is_outside = job == 'evaluator'  # which is no task of the cluster: it may have any number
+    is_outside = job == 'evaluator'  # no task of the cluster: it may have any index
     if workers and not is_outside:  # without workers there is no cluster: `Cluster` refuses that
         _check_index(job, config.task_index, len(addresses.get(job, [])))
     rank = config.task_index or 0  # the only task of a job needs no index
@@ -74,14 +75,14 @@ def _addresses_of_jobs(cluster: dict) -> typing.Dict[str, typing.List[str]]:
 
 
 def _job_named(name: str) -> str:
-    """The job that a `TF_CONFIG` names: the chief is "master" in TensorFlow's estimators before
-    1.4, and in services since."""
+    """The job with this name in a `TF_CONFIG`. The chief is also called "master": in TensorFlow's
+    estimators before 1.4, and in services since."""
     return 'chief' if name == 'master' else name
 
 
 def _check_index(job: str, index: typing.Optional[int], count: int) -> None:
-    """Raises `ClusterError` unless the `index` of a task is one of the `count` tasks of its job. It
-    may be None for the only task of a job, which has the index 0."""
+    """Raises `ClusterError` unless `index` is the number of one of the `count` tasks of a job. None
+    counts as 0 where the job has one task."""
     if index is None and count > 1:
         raise ClusterError(
             'TF_CONFIG has %d tasks of the job %s, and nothing says which of them this process is: '
@@ -93,14 +94,15 @@ def _check_index(job: str, index: typing.Optional[int], count: int) -> None:
 
 
 class _Config(typing.NamedTuple):
-    """The objects of a `TF_CONFIG`, {} for one that it does not have."""
+    """The JSON objects of a `TF_CONFIG`; an object that it does not have is {}."""
     cluster: dict  # {job: list of addresses, or None}
     task: dict  # with a `type`, if it is not empty
-    task_index: typing.Optional[int]
+    task_index: typing.Optional[int]  # None if the task has no index
 
 
 def _read(text: str) -> _Config:
-    """The objects of a `TF_CONFIG`; raises `ClusterError` for a text that has other ones."""
+    """The `_Config` of the text of a `TF_CONFIG`; raises `ClusterError` for a text that is no JSON,
+    or whose JSON does not have the form `_FORM`."""
     if not isinstance(text, str):
         raise ClusterError('TF_CONFIG=%.80r of type %s: expected a text, %s.' % (
             text, type(text).__name__, _FORM))
@@ -117,8 +119,8 @@ def _read(text: str) -> _Config:
 
 
 def _object_in(config: dict, key: str, text: str) -> dict:
-    """The object with this `key` in the `text` of a `TF_CONFIG`, {} where there is none, or null;
-    raises `ClusterError` for what is no object."""
+    """The JSON object under a `key` of a `TF_CONFIG`; {} where the key is missing, or its value is
+    null. Raises `ClusterError`, which quotes `text`, for a value that is no object."""
     value = config.get(key) or {}
     if not isinstance(value, dict):
         raise _unreadable(text, 'no such objects')
@@ -141,7 +143,8 @@ def _object_of_json(text: str) -> dict:
 
 
 def _number_of_task(index: typing.Any, text: str) -> typing.Optional[int]:
-    """The index of a task as an int or None; services write it as a text, too.
+    """The index of a task as an int; None if the task has no index. Some services write the index
+    as a text, `"0"`.
 
     Raises `ClusterError` for another value in the `text` of a `TF_CONFIG`: `int()` would make a
     bool or a float into the number of another task.
@@ -164,10 +167,11 @@ _ADDRESS = re.compile(r'(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})')
 
 
 def free_ports(count: int) -> list:
-    """Different numbers of ports that nobody uses, of a range that no outgoing connection gets.
+    """List of `count` different ports that nobody uses, of a range that no outgoing connection
+    gets.
 
     Raises:
-      ClusterError: there are not so many ports.
+      ClusterError: fewer than `count` ports are free.
     """
     check_count('count', count)
     # Not the module's generator: programs that seed it alike would all draw the same ports.
@@ -186,7 +190,7 @@ def free_ports(count: int) -> list:
 
 
 def split_address(address: typing.Any) -> typing.Tuple[str, int]:
-    """`('host', port)` of `'host:port'`; `ClusterError` for what is no address."""
+    """`('host', port)` of `'host:port'`; raises `ClusterError` for any other value."""
     match = _ADDRESS.fullmatch(str(address))
     if match is not None:
         host, digits = match.groups()
@@ -216,16 +220,16 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
-# HTTP/2, which gRPC speaks: a client begins with the preface and a frame of settings, here an empty
-# one, and the server answers with its settings. The type of a frame is its byte 3.
+# gRPC speaks HTTP/2: a client begins with the preface and a frame of settings, which is empty here.
+# The server answers with a frame of its own settings. Byte 3 of a frame is its type.
 _HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\x04\0\0\0\0\0'
 _TYPE_OF_SETTINGS = b'\x04'
 
 
 def why_silent(address: str, timeout: float = _PATIENCE) -> str:
-    """Why what is at an address is no server of TensorFlow's at work, in words; '' if it is such a
-    server. It has to answer as a server of gRPC: that it takes a connection proves nothing, since
-    the system takes connections for a frozen process, too."""
+    """Why no server of TensorFlow's is at work at an address, in words; '' if one is. The server
+    has to answer as gRPC does. That the address takes a connection proves nothing: the system takes
+    connections for a frozen process, too."""
     received = b''
     try:
         with socket.create_connection(split_address(address), timeout=timeout) as connection:
@@ -237,7 +241,7 @@ def why_silent(address: str, timeout: float = _PATIENCE) -> str:
                 received += data
     except socket.timeout:
         return 'takes connections and says nothing: its process is frozen, or its machine is off'
-    except (OSError, ValueError) as error:  # the latter for a host that is no name
+    except (OSError, ValueError) as error:  # `ValueError`: the host is no name of a host
         return _not_answering(error)
     type_of_first_frame = received[3:4]
     if type_of_first_frame == _TYPE_OF_SETTINGS:
@@ -246,12 +250,13 @@ def why_silent(address: str, timeout: float = _PATIENCE) -> str:
 
 
 def _not_answering(error: Exception) -> str:
-    """The words for an error of a connection."""
+    """What to say of a task whose connection failed: `'does not answer: Connection refused'`."""
     return 'does not answer: %s' % (getattr(error, 'strerror', None) or error)
 
 
 def silent_servers(cluster: typing.Any) -> str:
-    """The parameter servers that do not work, in words, with the reason; '' if all do."""
+    """The parameter servers that do not work, in words, each with the reason; '' if all
+    work."""
     with ThreadPoolExecutor(16) as pool:  # a look at a machine that is off takes seconds
         reasons = list(pool.map(why_silent, cluster.ps))
     return '; '.join('%s %s' % (cluster.who(rank, 'ps'), reason)
@@ -264,7 +269,7 @@ def connect(address: str, who: str, deadline: float, say: typing.Callable) -> so
     Args:
       address: of the task.
       who: the task in words.
-      deadline: by `time.monotonic()`; then `ClusterError`.
+      deadline: the time, by `time.monotonic()`, after which this raises `ClusterError`.
       say: called with lines about the wait.
     """
     host_and_port = split_address(address)
@@ -273,7 +278,7 @@ def connect(address: str, who: str, deadline: float, say: typing.Callable) -> so
         """An attempt for `wait_until`."""
         try:
             return socket.create_connection(host_and_port, timeout=_PATIENCE), ''
-        except (OSError, ValueError) as error:  # the latter for a host that is no name
+        except (OSError, ValueError) as error:  # `ValueError`: the host is no name of a host
             return None, '%s %s' % (who, _not_answering(error))
     return wait_until(attempt, deadline, say)
 
@@ -282,8 +287,9 @@ def wait_until(attempt: typing.Callable, deadline: float, say: typing.Callable) 
     """The result of `attempt()`, which is called again until nothing is wrong.
 
     Args:
-      attempt: function that gives `(result, '')`, or `(None, what is wrong)`.
-      deadline: by `time.monotonic()`; then `ClusterError` with what is wrong.
+      attempt: function that gives `(result, '')`, or `(None, reason)` if something is wrong.
+      deadline: the time, by `time.monotonic()`, after which this raises `ClusterError` with the
+        reason.
       say: called with lines about the wait.
     """
     started = time.monotonic()

@@ -1,5 +1,6 @@
-"""What workers do between two steps, where each makes the update itself: they check that all have
-the same weights (`DriftHook`), or take the mean of everyone's own (`AveragingHook`)."""
+"""What workers do between two steps in a cluster where each worker makes the update itself: they
+check that all have the same weights (`DriftHook`), or take the mean of their weights, which differ
+(`AveragingHook`)."""
 
 import typing
 
@@ -32,7 +33,7 @@ class _AfterSteps(tf.train.SessionRunHook):
         self._cluster = cluster
         self._built = built
         self._connection = connection
-        self._steps = 0  # of the session, when the connection was looked at last
+        self._steps = 0  # that the session had made at the last call of `after_run`
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Begins to count the steps of a new session."""
@@ -40,25 +41,26 @@ class _AfterSteps(tf.train.SessionRunHook):
 
     def after_run(self, run_context: tf.train.SessionRunContext,
                   run_values: tf.train.SessionRunValues) -> None:
-        """Calls `after_step` if the call of the session was a step: it may be a fetch that this
-        worker makes alone."""
+        """Calls `after_step` if the call of the session was a step. A fetch that this worker makes
+        alone is no step."""
         has_made_step = self._connection.steps_made > self._steps
         if has_made_step:
             self._steps = self._connection.steps_made
             self.after_step(run_context.session, self._steps)
 
     def after_step(self, session: tf.Session, steps: int) -> None:
-        """Does what the hook is for, after so many `steps` of the session."""
+        """Does the work of the hook; called after each step, with the number of `steps` that the
+        session has made."""
         raise NotImplementedError
 
 
 class DriftHook(_AfterSteps):
-    """Compares checksums of what the update writes: after steps 1, 2, 4, 8, … of a session, and
-    after the first step from each checkpoint on. An update that is computed from random numbers or
-    the time would let the workers' weights drift apart."""
+    """Compares the workers' checksums of the variables that the update writes: after steps 1, 2, 4,
+    8, … of a session, and after the first step that follows each checkpoint. An update that is
+    computed from random numbers or the time would let the workers' weights drift apart."""
 
     def begin(self) -> None:
-        """Makes the operations, when all variables are there."""
+        """Makes the checksums, when all variables are there."""
         variables = self._compared_variables()
         self._names = [variable.op.name for variable in variables]
         self._checksums: typing.List[tf.Tensor] = []
@@ -69,8 +71,9 @@ class DriftHook(_AfterSteps):
                     self._checksums.append(checksum(variable))
 
     def _compared_variables(self) -> typing.List[tf.Variable]:
-        """The variables whose checksums are compared, in the order in which a difference is looked
-        for: the trained ones first, since a difference in others is likely to come from these."""
+        """The variables whose checksums are compared, in the order of the search for a difference.
+        The trained variables come first, since a difference in another variable is likely to come
+        from them."""
         trained_names = set()
         for build in builds_of(self._built):
             trained_names.update(operation_names(variables_of(build.gradients)))
@@ -85,10 +88,10 @@ class DriftHook(_AfterSteps):
         return trained + others
 
     def _names_of_compared_state(self) -> typing.Set[str]:
-        """Names of variables, trained ones among them, that are the same on all workers: those that
-        the update writes, such as slots, and those whose values worker 0 gives to the others in
-        each step. None with `compare='variables'`: then workers may have different optimizers, and
-        so different slots."""
+        """Names of variables, trained ones among them, that are the same on all workers: the
+        variables that the update writes, such as slots, and the variables whose values worker 0
+        gives to the others in each step. The set is empty with `compare='variables'`: then workers
+        may have different optimizers, and so different slots."""
         names: typing.Set[str] = set()
         if self._cluster.compare == 'variables':
             return names
@@ -100,7 +103,8 @@ class DriftHook(_AfterSteps):
         return names
 
     def after_step(self, session: tf.Session, steps: int) -> None:
-        """Compares if it is time; raises `ClusterError` about the first variable that differs."""
+        """Compares after the steps that the class names; raises `ClusterError` about the first
+        variable that differs."""
         is_power_of_two = steps & (steps - 1) == 0
         was_asked_for = self._connection.checks  # by the chief, which has saved a checkpoint
         if not is_power_of_two and not was_asked_for:
@@ -108,7 +112,7 @@ class DriftHook(_AfterSteps):
         checksums = [[name, int(checksum)] for name, checksum in
                      zip(self._names, session.run(self._checksums))]
         rank_of_different = self._connection.differing(checksums)
-        if rank_of_different is None:  # no worker has other checksums than worker 0
+        if rank_of_different is None:  # all have worker 0's checksums, or a worker has left
             return
         name, rank = self._first_difference(checksums)
         global_step = self._built.global_step
@@ -150,12 +154,12 @@ class AskForCheck(tf.train.CheckpointSaverListener):
 
 class AveragingHook(_AfterSteps):
     """Local steps: each worker updates its own weights by its own gradients. After every K steps of
-    a session, and at its end, v <- (v_0 + … + v_{W-1}) / W over the W workers, of weights,
-    optimizer state and moving averages alike (Stich, "Local SGD Converges Fast and Communicates
-    Little", 2019)."""
+    a session, and at its end, each variable gets its mean over the W workers, (v_0 + … + v_{W-1}) /
+    W: weights, optimizer state and moving averages alike (Stich, "Local SGD Converges Fast and
+    Communicates Little", 2019)."""
 
     def begin(self) -> None:
-        """Makes the operations, when all variables are there."""
+        """Makes the operations that average, when all variables are there."""
         ring = Collectives(self._cluster)
         awaited: typing.Any = tf.no_op()
         assignments = []
@@ -163,7 +167,8 @@ class AveragingHook(_AfterSteps):
             if not variable.dtype.is_floating:  # a counter, which all workers count alike
                 continue
             with only_device('/cpu:0'), tf.name_scope('average'):
-                # Read when the message before has come: memory holds a copy of one variable.
+                # Each variable is read when the message before has come: memory holds a copy of one
+                # variable at a time.
                 with tf.control_dependencies([awaited]):
                     value = variable.read_value()
                     mean, awaited = ring.reduce_in_pieces(value, awaited, mean=True)

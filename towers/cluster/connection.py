@@ -66,15 +66,16 @@ class Connection:
     """This worker's connection with worker 0.
 
     Attributes:
-      lost: the `Lost` worker or server, the first of several; None if none is.
+      lost: the `Lost` worker or server, the first of several; None if none is lost.
       dead_after: seconds of silence after which worker 0 is lost.
-      stopped_by: None, or `(rank, number)` of the worker that got a signal, and the signal's.
+      stopped_by: `(rank, number)`: the rank of the worker that got a signal, and the number of the
+        signal; None without a signal.
       is_over: whether this session ends after the step, or round of steps, that it has begun last.
       checks: whether all workers compare their weights after that step.
       steps_begun: how many steps this session has begun.
       steps_made: how many steps this session has made.
-      builds: list of the positions of the builds, in `builds_of` their graph, whose steps are
-        begun together in the newest step.
+      builds: list of the positions, in `builds_of` their graph, of the builds whose train ops the
+        newest step runs.
     """
 
     def __init__(self, cluster: typing.Any, signature: dict, connected: socket.socket,
@@ -99,17 +100,17 @@ class Connection:
         self._on_lost = on_lost
         self._hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(signature)}
         self._session = 0  # the number of the newest session
-        self._answer: typing.Optional[dict] = None  # to what this worker is about to begin
+        self._answer: typing.Optional[dict] = None  # to the newest `begin`; None until it comes
         self._is_member = False  # whether worker 0 has said that all are there, and train the same
         self._in_step = False
         self._all_ended = False  # whether all have said that their training is over
         self._reset_session()
         self._heard_at = time.monotonic()  # when worker 0 said something last
         self._say_at = 0.  # when to say next that this worker waits for worker 0
-        # What worker 0 waits for, as it has said last, in an error: 'it waits …'.
+        # What worker 0 waits for, as it has said last. An error puts it after 'it waits'.
         self._awaited = 'for others, or is frozen'
         self._closed = threading.Event()
-        self._changed = threading.Condition()  # of what the thread has heard
+        self._changed = threading.Condition()  # notified when the thread has heard something
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-connection')
         self._thread.start()
 
@@ -120,7 +121,7 @@ class Connection:
           deadline: by `time.monotonic()`, until when to wait.
 
         Raises:
-          ClusterError: it is not so by then, or a worker is refused.
+          ClusterError: not all are there by then, or a worker is refused.
         """
         self._lines.send(self._hello)
         with self._changed:
@@ -150,12 +151,12 @@ class Connection:
         return own_rank, reason + ': see what it says'
 
     def _has_begun_without_this(self) -> bool:
-        """Whether TensorFlow's server answers at worker 0's address. It gets this port when all
-        workers are there: the run has begun."""
+        """Whether TensorFlow's server answers at worker 0's address. The server gets this port when
+        all workers are there: so the run has begun."""
         return self._cluster.has_addresses and not why_silent(self._cluster.workers[0])
 
     def _reset_session(self) -> None:
-        """Sets what is known of one session to its beginning."""
+        """Sets the attributes that are about one session to their values at its beginning."""
         self.steps_begun = 0
         self.steps_made = 0
         self.stopped_by: typing.Optional[typing.Tuple[int, int]] = None
@@ -166,7 +167,8 @@ class Connection:
         self._step_failed = False  # whether the newest step has not come to its end
 
     def ask(self, signal: int = 0, check: bool = False) -> None:
-        """Asks something of all workers. It is sent with the next thing that this worker begins.
+        """Asks something of all workers. A signal is sent when this worker next begins something,
+        or leaves; a check is asked for when this worker begins its next step.
 
         Args:
           signal: the number of a signal, by which all stop after their next step; 0 for none.
@@ -176,19 +178,19 @@ class Connection:
         self._wants_check = check or self._wants_check
 
     def begin_session(self, value: typing.Any = ()) -> typing.Optional[int]:
-        """Waits until the sessions of all workers begin, and compares a `value` that each of them
-        passes: the result is that of `differing`."""
+        """Waits until the sessions of all workers begin, and compares the `value` that each worker
+        passes; returns what `differing` returns."""
         self._session += 1
         self._reset_session()
         return self.differing(value)
 
     def differing(self, value: typing.Any) -> typing.Optional[int]:
-        """Compares a value of JSON's types with those that the other workers pass at the same place
-        of the program; waits for these.
+        """Compares a value of JSON's types with the values that the other workers pass at the same
+        place of the program; waits for these.
 
         Returns:
-          The rank of the first worker whose value is not that of worker 0; None where all have the
-          same, or a worker has left.
+          The rank of the first worker whose value is not worker 0's value; None where all values
+          are the same, or a worker has left.
         """
         answer = self._ask(['value', value])
         if answer['type'] == 'differs':
@@ -227,8 +229,9 @@ class Connection:
 
     @contextlib.contextmanager
     def first_values(self) -> typing.Iterator[None]:
-        """The context of what a session does with all others before its first step. It counts as a
-        step, so that a worker that waits in it for another is told so."""
+        """The context in which a session gets its first values together with all others, before its
+        first step. It counts as a step, so that a worker that waits in it for another worker is
+        told so."""
         self._in_step = True
         try:
             yield
@@ -237,8 +240,8 @@ class Connection:
 
     def _begin_together(self, builds: typing.List[int]) -> None:
         """Waits until all workers begin the next step, of these `builds`."""
-        # The number of steps goes along. Workers that have made other numbers of steps are at other
-        # places of the program: then the answer is `differs`.
+        # The number of steps is compared, too. Workers that have made different numbers of steps
+        # are at different places of the program: then the answer is `differs`.
         answer = self._ask(['step', self.steps_made, builds], checks=self._wants_check)
         if answer['type'] == 'over':
             raise tf.errors.OutOfRangeError(
@@ -252,9 +255,9 @@ class Connection:
     def leave(self) -> None:
         """Says `left`: this session makes no more steps.
 
-        It does not say so after a step that has failed here alone, such as by the end of this
+        This method says nothing after a step that has failed here alone, such as by the end of this
         worker's data. The others may hang in that step: then the coordinator has to find that this
-        worker has ended too early, and `left` would tell it that all is in order.
+        worker has ended too early, and `left` would tell the coordinator that all is in order.
         """
         if self.is_over:  # the others know
             return
@@ -277,7 +280,7 @@ class Connection:
         """
         with self._changed:
             self._answer = None
-        digest = digest_of([self._session, what])  # by which worker 0 sees whether all begin it
+        digest = digest_of([self._session, what])  # tells worker 0 whether all begin the same
         self._lines.send(dict(fields, type='begin', session=self._session, signal=self._signal,
                               digest=digest))
         with self._changed:
@@ -291,8 +294,8 @@ class Connection:
                            'towers.join.')
 
     def error(self, seconds: float = 0.) -> typing.Optional[WorkerLostError]:
-        """The error about the worker that is gone; None if none is. Waits for so many `seconds`, as
-        the loss of a worker may become known later than what it has caused."""
+        """The error about the worker, or server, that is gone; None if none is gone. Waits up to
+        `seconds` for a loss: it may become known later than the errors that it has caused."""
         with self._changed:
             self._changed.wait_for(lambda: self.lost is not None, seconds)
         return None if self.lost is None else self._lost_error(self.lost)
@@ -342,7 +345,7 @@ class Connection:
         """Closes the connection."""
         self._closed.set()
         # The thread ends soon. But if a worker is lost, the thread is in `on_lost`, which may wait
-        # for the end of the process, and so for the one that calls this.
+        # for the end of the process, and so for the thread that calls this method.
         seconds_to_wait = 5. if self.lost is None else 0.
         self._thread.join(seconds_to_wait)
         self._lines.close()
@@ -385,7 +388,7 @@ class Connection:
         is_late = silence > 1.5 * FIRST_LINE_AFTER
         if silence > self.dead_after:
             reason = WHY_SILENT % self.dead_after
-            # If its process was frozen, worker 0 hears that when it goes on.
+            # If worker 0's process was frozen, it reads this message when it goes on.
             self._lines.send({'type': 'lost', 'rank': 0, 'why': reason})
             self.lose(0, reason)
         elif is_late and now > self._say_at:

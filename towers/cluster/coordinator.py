@@ -11,7 +11,7 @@ with `begin`, and `go` says to all that this step is the last one. A worker that
 all.
 
 Asynchronous workers wait for worker 0's session, and for no step. They are told `over` when worker
-0 has left; one that is lost is named, and the others train on.
+0 has left. A worker that is lost is named to the others (`gone`), which train on.
 """
 
 import math
@@ -31,7 +31,7 @@ from towers.cluster.messages import (
 )
 from towers.errors import ClusterError
 
-_SECONDS_TO_CLOSE = 0.5  # that the other workers have, when worker 0 has closed its connection
+_SECONDS_TO_CLOSE = 0.5  # for the other workers, when worker 0 has closed its connection
 _ENDED_EARLY = 'it has ended its training, perhaps for lack of data, others not: see until_all_end'
 
 
@@ -45,7 +45,7 @@ class _Worker:
       session: the number of its newest session; 0 before the first.
       session_left: the number of its newest session that makes no more steps; 0 before the first.
       begins: the digest of what it waits to begin; None if it does not wait.
-      checks: whether it asks that all compare their weights after that.
+      checks: whether it asks that all compare their weights after what it waits to begin.
       signal: the number of the signal that it got in this session; or 0.
       in_step: whether it was in a step when it said last that it is alive.
       ended_at: when it said that its training was over; or None.
@@ -54,7 +54,7 @@ class _Worker:
     """
 
     def __init__(self, rank: int, lines: typing.Optional[Lines] = None):
-        """A worker that has come over a connection; without `lines` one that has not come."""
+        """A worker that has come over a connection; without `lines` a worker that has not come."""
         self.rank = rank
         self.lines = lines
         self.has_come = lines is not None
@@ -73,7 +73,7 @@ class _Worker:
         return self.lines is not None
 
     @property
-    def waits(self) -> bool:
+    def waits_to_begin(self) -> bool:
         """Whether it waits to begin something."""
         return self.begins is not None
 
@@ -126,7 +126,7 @@ class Coordinator:
     """A thread of worker 0 that answers all workers.
 
     Attributes:
-      own_end: the socket by which worker 0 itself is connected with it.
+      own_end: the socket by which worker 0 itself is connected with the coordinator.
     """
 
     def __init__(self, cluster: typing.Any, signature: dict, listener: socket.socket,
@@ -152,7 +152,7 @@ class Coordinator:
         self._between_signs = seconds_between_signs(dead_after)
         self._sign_at = 0.  # when to give the next sign of life
         self._began_at = 0.  # when all began something together last, such as a step; 0 if never
-        self._last_duration = 0.  # seconds between the last two times that they did
+        self._last_duration = 0.  # seconds between the last two such times
         own, self.own_end = socket.socketpair()
         self._own = Lines(own)  # the connection with worker 0 itself
         self._connections = [self._own]  # of workers, and of strangers
@@ -160,8 +160,8 @@ class Coordinator:
         self._thread.start()
 
     def give_up(self) -> ClusterError:
-        """Ends the wait for workers that have not come, at the end of `start_timeout`: tells the
-        workers that are here of one of them, and returns the error about all of them."""
+        """Ends the wait for missing workers, at the end of `start_timeout`: tells the workers that
+        are here of one missing worker, and returns the error about all missing workers."""
         missing = self._missing()
         if missing:
             refused = {'type': 'refused', 'rank': missing[0].rank,
@@ -169,22 +169,23 @@ class Coordinator:
                               'address, or see why it was refused'}
             for worker in self._workers[1:]:
                 worker.send(refused)
-        # None is missing if the last one has come just now, too late.
+        # `missing` is empty if the last worker has come just now, too late.
         names = self._named(missing) or 'the last worker'
         return ClusterError(
             '%s did not join within start_timeout: start each one, correct the address, see why '
             'it was refused, or give a longer one.' % names)
 
     def _missing(self) -> typing.List[_Worker]:
-        """The workers that the others wait for in vain: those that have never come. Where all have
-        come once, those that have left again. (Others than these may have left, too, when their own
-        wait for the missing ones was over.)"""
+        """The workers that the others wait for in vain: the workers that have never come; if all
+        have come once, the workers that have left again. (While some have never come, a worker
+        that has left does not count: it may have ended its own wait for the missing workers.)"""
         not_here = [worker for worker in self._workers[1:] if not worker.is_here]
         never_came = [worker for worker in not_here if not worker.has_come]
         return never_came or not_here
 
     def close(self) -> None:
-        """Ends the thread when worker 0 has closed `own_end`, and all are told what it said."""
+        """Waits until the thread ends: when worker 0 has closed `own_end`, and all are told what
+        worker 0 said."""
         self._thread.join(10.)
 
     def _run(self) -> None:
@@ -240,7 +241,7 @@ class Coordinator:
             worker = self._worker_of(lines)
             if worker is not None:
                 self._take(worker, message)
-            elif lines.is_open:  # a stranger, which no message before this one got refused
+            elif lines.is_open:  # a stranger; closed if an earlier message got it refused
                 self._judge(lines, message)
 
     def _drop(self, lines: Lines, why: str) -> None:
@@ -278,7 +279,8 @@ class Coordinator:
         if why_no_place:
             self._refuse(lines, rank, why_no_place)
             return
-        # The digest of worker 0's signature is known to who has the same, or has compared it.
+        # A process knows the digest of worker 0's signature if it has the same signature itself, or
+        # if it has compared the two.
         knows_signature = message.get('digest') == self._digest
         why_it_cannot_join = message.get('why')  # by its own account: it trains something else, say
         if why_it_cannot_join:
@@ -297,7 +299,7 @@ class Coordinator:
         """Why a process cannot be the worker of the rank that it says over a connection; '' if it
         can."""
         num_workers = len(self._workers)
-        is_worker_0 = lines is self._own  # no other process is, whatever rank it says
+        is_worker_0 = lines is self._own  # no other process is worker 0, whatever rank it says
         may_have_rank = is_worker_0 or 0 < rank < num_workers
         if not may_have_rank:
             return 'its rank is %d, and the cluster has %d workers' % (rank, num_workers)
@@ -333,8 +335,8 @@ class Coordinator:
         worker.take(message)
         kind = message['type']
         if kind == 'lost':
-            # Worker 0, whose process was frozen with this thread, is lost to that worker. Now that
-            # both go on, worker 0 is told so.
+            # This worker has lost worker 0, whose process was frozen, and this thread in it. Now
+            # that the process goes on, worker 0 is told so.
             self._own.send(message)
         elif kind == 'failed':
             self._lose(worker, 'it has ended: %s' % message.get('why', '').rstrip('.'))
@@ -342,8 +344,8 @@ class Coordinator:
             self._let_begin()
 
     def _let_begin(self) -> None:
-        """Answers the workers that wait to begin, where the answer is known: all wait, or a worker
-        never will."""
+        """Answers the workers that wait to begin something, when the answer is known: when all wait
+        to begin, or a worker never will."""
         if all(worker.has_ended for worker in self._workers):
             self._send_all({'type': 'end'})
         if self._cluster.synchronous:
@@ -352,10 +354,10 @@ class Coordinator:
             self._let_begin_alone()
 
     def _let_begin_together(self) -> None:
-        """Lets synchronous workers begin when all wait for it; ends a session that a worker has
+        """Lets synchronous workers begin when all wait to begin; ends a session that a worker has
         left."""
         self._end_sessions_that_were_left()
-        if not all(worker.waits for worker in self._workers):
+        if not all(worker.waits_to_begin for worker in self._workers):
             return
         now = time.monotonic()
         has_begun_before = self._began_at > 0.
@@ -372,7 +374,7 @@ class Coordinator:
         newest_left = max(worker.session_left for worker in self._workers)
         over = dict(_signal_of(self._workers), type='over')
         for worker in self._workers:
-            if worker.waits and worker.session <= newest_left:
+            if worker.waits_to_begin and worker.session <= newest_left:
                 worker.answer(over)
 
     def _answer_to_all(self) -> dict:
@@ -390,8 +392,8 @@ class Coordinator:
         """Lets asynchronous workers begin their sessions once the chief has begun its own, in which
         the variables get their values.
 
-        When the chief makes no more steps, all are told that the training is over, with the signal
-        that has ended it, if one has. Their sessions end then. A worker that has ended its own
+        When the chief makes no more steps, all are told that the training is over, and which signal
+        has ended it, if it was a signal. Their sessions end then. A worker that has ended its own
         training may leave at once.
         """
         chief = self._workers[0]
@@ -402,15 +404,15 @@ class Coordinator:
         has_chief_begun = chief.session > 0
         if has_chief_begun:
             for worker in self._workers:
-                if worker.waits:
+                if worker.waits_to_begin:
                     worker.answer({'type': 'go'})
         for worker in self._workers[1:]:
             if worker.has_ended:
                 worker.send({'type': 'end'})
 
     def _lose(self, worker: _Worker, why: str) -> None:
-        """Tells the others that a worker is lost. With it all are lost, but for asynchronous
-        workers that lose another worker than the chief.
+        """Tells the others that a worker is lost. All workers are lost with it; but asynchronous
+        workers go on if the lost worker is not the chief.
 
         Args:
           worker: the worker.
@@ -433,8 +435,8 @@ class Coordinator:
             worker.send({'type': 'end'})
 
     def _look(self, started: float) -> None:
-        """Tells who waits for whom, shows that worker 0 is alive, and looks for workers that are
-        lost; `started` is when this round of the thread began."""
+        """Tells workers for whom they wait, shows that worker 0 is alive, and looks for lost
+        workers; `started` is when this round of the thread began."""
         now = time.monotonic()
         was_frozen = now - started > self._dead_after / 2.  # a round takes half a second at most
         if was_frozen:  # this process itself, so that it has heard nobody
@@ -451,8 +453,8 @@ class Coordinator:
         self._look_for_silence(now)
 
     def _look_for_silence(self, now: float) -> None:
-        """Loses the workers that have been silent for `dead_after`. A process that was frozen reads
-        the message about that when it goes on."""
+        """Loses the workers that have been silent for `dead_after`. A worker whose process was
+        frozen reads the message about its loss when the process goes on."""
         for worker in self._workers:
             if not worker.has_ended and now - worker.heard_at > self._dead_after:
                 why = WHY_SILENT % self._dead_after
@@ -469,9 +471,9 @@ class Coordinator:
             worker.send({'type': 'waiting', 'why': why})
 
     def _look_for_early_end(self, now: float) -> None:
-        """Loses a synchronous worker that has ended its training more than `dead_after` before
-        others, who wait for it in a step, or to begin one."""
-        others_wait = any(worker.in_step or worker.waits for worker in self._workers)
+        """Loses a synchronous worker that ended its training more than `dead_after` ago, while
+        other workers wait for it in a step, or to begin a step."""
+        others_wait = any(worker.in_step or worker.waits_to_begin for worker in self._workers)
         if not self._cluster.synchronous or not others_wait:
             return
         for worker in self._workers:
@@ -493,42 +495,43 @@ class Coordinator:
 
     def _is_in_long_step(self, worker: _Worker, now: float) -> bool:
         """Whether a worker is in a step that all have begun together, and that takes longer than
-        usual: than twice the one before, and `FIRST_LINE_AFTER` seconds."""
+        usual: longer than `FIRST_LINE_AFTER` seconds and twice the step before."""
+        # `waits` of a cluster: its workers begin a step all together.
         steps_together = self._is_complete and self._cluster.waits
-        # `in_step` is from its last sign of life: it may have said `begin` or `done` since.
-        is_in_step = worker.in_step and not worker.waits and not worker.has_ended
+        # `in_step` is from the last sign of life: the worker may have said `begin` or `done` since.
+        is_in_step = worker.in_step and not worker.waits_to_begin and not worker.has_ended
         if not steps_together or not is_in_step:
             return False
-        # Twice the step before counts for half a minute at most: after one very long step, too, a
-        # hang is told of.
+        # Twice the step before counts for `NEXT_LINE_AFTER` seconds at most. So a hang is told of
+        # after 35 seconds, even if the step before it took an hour.
         usual_seconds = FIRST_LINE_AFTER + min(2. * self._last_duration, NEXT_LINE_AFTER)
         return now - self._began_at > usual_seconds
 
     def _waited_for(self, worker: _Worker, now: float) -> typing.List[_Worker]:
         """The workers that a worker waits for, as its log is to tell the user."""
-        if not self._is_complete:  # until all have come
+        if not self._is_complete:  # it waits until all have come
             return [each for each in self._workers if not each.is_here]
-        if worker.has_ended:  # until all have ended, too
+        if worker.has_ended:  # it waits until all have ended
             return [each for each in self._workers if not each.has_ended]
         if self._cluster.synchronous:
             return self._held_up_by(worker, now)
-        if worker.waits:  # an asynchronous worker, for the chief's session
+        if worker.waits_to_begin:  # an asynchronous worker waits for the chief's session
             return self._workers[:1]
         return []
 
     def _held_up_by(self, worker: _Worker, now: float) -> typing.List[_Worker]:
-        """The workers that hold up a synchronous worker that has not ended its training: while it
-        waits to begin something, all that do not."""
-        if worker.waits:
-            return [other for other in self._workers if not other.waits]
+        """The workers that hold up a synchronous worker that has not ended its training. While it
+        waits to begin something, these are all workers that do not wait to begin."""
+        if worker.waits_to_begin:
+            return [other for other in self._workers if not other.waits_to_begin]
         others = [other for other in self._workers if other is not worker]
         return [other for other in others if self._cannot_go_on_with(other, worker, now)]
 
     def _cannot_go_on_with(self, other: _Worker, worker: _Worker, now: float) -> bool:
-        """Whether `worker`, which does not wait to begin anything, is held up by another one."""
-        if other.has_ended:  # it takes part in no step any more, and a step needs all
+        """Whether `worker`, which does not wait to begin anything, is held up by `other`."""
+        if other.has_ended:  # `other` takes part in no step any more, and a step needs all
             return worker.in_step
-        # Each gives a sign of life every `_between_signs` seconds, which may come a bit late.
+        # Each worker gives a sign of life every `_between_signs` seconds; it may come a bit late.
         long_silence = max(FIRST_LINE_AFTER, 1.5 * self._between_signs)
         return now - other.heard_at > long_silence
 
@@ -537,8 +540,8 @@ class Coordinator:
         return ', '.join(self._cluster.who(worker.rank) for worker in workers)
 
     def _send_all(self, message: dict, but: typing.Optional[_Worker] = None) -> None:
-        """Sends a message to all workers `but` one; to worker 0 last, which may end by it, and this
-        thread with it."""
+        """Sends a message to all workers `but` one. Worker 0 gets it last: the message may end
+        worker 0, and this thread with it."""
         for worker in reversed(self._workers):
             if worker is not but:
                 worker.send(message)
@@ -546,7 +549,7 @@ class Coordinator:
 
 def _signal_of(workers: typing.Iterable[_Worker]) -> dict:
     """The rank of the first of these workers that got a signal, and the signal's number, as fields
-    of a message; no fields where none got one."""
+    of a message; no fields where no worker got a signal."""
     for worker in workers:
         if worker.signal:
             return {'rank': worker.rank, 'signal': worker.signal}

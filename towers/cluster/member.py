@@ -66,14 +66,15 @@ class Member:
         self.listeners: typing.List[tf.train.CheckpointSaverListener] = []
         if cluster.has_local_steps:
             self.hooks.append(AveragingHook(cluster, built, connection))
-        elif cluster.has_copies:  # which all make the same update, and have to stay the same
+        elif cluster.has_copies:  # the copies all get the same update, and have to stay the same
             self.hooks.append(DriftHook(cluster, built, connection))
             self.listeners.append(AskForCheck(connection))
 
     def session_creator(self, creator: tf.train.SessionCreator,
                         scaffold: tf.train.Scaffold) -> tf.train.SessionCreator:
-        """The creator of one `tf.train.MonitoredSession` in this cluster, from one for `target` and
-        `config`, and its scaffold. `ClusterError` for a second one with parameter servers."""
+        """The creator of one `tf.train.MonitoredSession` in this cluster, made of a `creator` for
+        `target` and `config`, and the `scaffold` of the session. With parameter servers a second
+        call raises `ClusterError`."""
         return self._begin.creator(creator, scaffold)
 
     def session(self, hooks: typing.Sequence = ()) -> tf.train.MonitoredSession:
@@ -81,7 +82,7 @@ class Member:
         values. `hooks` come after `self.hooks`."""
         scaffold = tf.train.Scaffold()
         initializes_variables = self.is_chief or not self.cluster.is_served
-        if initializes_variables:  # TensorFlow calls that a chief
+        if initializes_variables:  # TensorFlow calls such a worker a chief
             creator = tf.train.ChiefSessionCreator(scaffold, self.target, self.config)
         else:
             creator = tf.train.WorkerSessionCreator(scaffold, self.target, self.config)
@@ -111,9 +112,10 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
       built: the result of `build_towers`.
       config: `tf.ConfigProto`; None for `session_config` of the towers.
       start_timeout: seconds to wait for servers, then for workers; Horovod waits until all come.
-      dead_after: seconds of silence after which another worker, or a parameter server, is lost. The
-        process is then ended with a message that names it, and exit status 1, unless it ends by
-        itself within 5 seconds. Asynchronous workers go on without one that is not the chief.
+      dead_after: seconds of silence after which another worker, or a parameter server, is lost.
+        This process is then ended with a message that names the lost one, and exit status 1, unless
+        it ends by itself within 5 seconds. Asynchronous workers go on without a lost worker that is
+        not the chief.
       settings: dict of what else has to be the same on all workers, from names to numbers or
         strings.
       say: called with lines about what happens.
@@ -146,12 +148,12 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
             raise
         connection.finish()
         end.comes(cluster, connection)
-        connection.raise_if_lost()  # as a worker may be while this one waits for the end of all
+        connection.raise_if_lost()  # a worker may be lost while this one waits for the end of all
 
 
 def _text_for_others(error: BaseException) -> str:
     """What other workers are told of the error that ends this one: an error of `towers` says by
-    itself what is wrong; of any other the type is named, too."""
+    itself what is wrong; for any other error the type is named, too."""
     why = reason_of(error)
     if isinstance(error, TowersError):
         return why
@@ -160,7 +162,7 @@ def _text_for_others(error: BaseException) -> str:
 
 def _check_arguments(config: typing.Any, start_timeout: typing.Any, dead_after: typing.Any,
                      settings: typing.Any, say: typing.Any, on_lost: typing.Any) -> None:
-    """Raises `InvalidArgumentError` for arguments of `join` of another type."""
+    """Raises `InvalidArgumentError` for arguments of `join` that are of a wrong type."""
     check_number('start_timeout', start_timeout, above=0, expected='seconds')
     check_number('dead_after', dead_after, above=0, expected='seconds')
     check_config(config)
@@ -180,8 +182,9 @@ class _EndOfProcess:
         self._comes_by_itself = threading.Event()
 
     def comes(self, cluster: Cluster, connection: Connection) -> None:
-        """Notes that the main thread leaves `join`, and goes on to the end of the process. It may
-        not come there with Horovod, which at the end of the process waits for a lost worker."""
+        """Notes that the main thread leaves `join`, and goes on to the end of the process. Nothing
+        is noted after a loss with Horovod: it waits for the lost worker at the end of the process,
+        so that the process may never end."""
         has_horovod = not cluster.has_addresses
         may_hang = has_horovod and connection.lost is not None
         if not may_hang:
@@ -201,7 +204,7 @@ class _EndOfProcess:
 def _target(cluster: Cluster, config: tf.ConfigProto, start_timeout: float,
             say: typing.Callable) -> str:
     """The target of this worker's sessions: its server, which starts here. With Horovod there is
-    none, and a session is on this process's own devices.
+    no server: the target is '', and a session is on this process's own devices.
 
     Args:
       cluster: the `Cluster`.
@@ -217,8 +220,8 @@ def _target(cluster: Cluster, config: tf.ConfigProto, start_timeout: float,
 
 def _reason_of_failure(error: BaseException,
                        connection: Connection) -> typing.Optional[Exception]:
-    """The error in words for one of TensorFlow's that ended the training; None for any other error,
-    or if its own words say all."""
+    """An error that says in words why TensorFlow's `error` ended the training; None if `error` is
+    not TensorFlow's, or if its own words say all."""
     if not isinstance(error, tf.errors.OpError):
         return None
     reason = explained(error) or worker_step.explained(error)
@@ -226,12 +229,13 @@ def _reason_of_failure(error: BaseException,
         return reason
     seconds_to_wait = 0.
     if _may_be_of_other_worker(error):
-        # It is lost when it has been silent for `dead_after`; a second is for the news of that.
+        # That worker is lost when it has been silent for `dead_after`; a second is for the news.
         seconds_to_wait = connection.dead_after + 1.
     return connection.error(seconds_to_wait)
 
 
-# The errors of a step when another worker dies; others are only if their text has a word of these.
+# A step raises an error of these types when another worker dies. An error of another type comes
+# from that only if its text has one of these words.
 _OF_OTHER_WORKER = (
     tf.errors.CancelledError, tf.errors.UnknownError, tf.errors.DeadlineExceededError,
     tf.errors.AbortedError, tf.errors.InternalError, tf.errors.UnavailableError)
@@ -239,25 +243,28 @@ _WORDS_OF_OTHER_WORKER = ('remote target', 'RecvBuf', 'Collective', 'gRPC', 'GRP
 
 
 def _may_be_of_other_worker(error: tf.errors.OpError) -> bool:
-    """Whether an error of TensorFlow's may come from the loss of another worker, or from its error.
-    """
+    """Whether an error of TensorFlow's may come from the loss of another worker, or from an error
+    that has ended that worker."""
     if isinstance(error, _OF_OTHER_WORKER):
         return True
     return any(word in reason_of(error) for word in _WORDS_OF_OTHER_WORKER)
 
 
 def _redirect_late_operations(built: BuiltTowers) -> None:
-    """Makes the operations of the complete graph that wait for updates which a step may skip wait
-    for what always runs, also those operations that the program made after the builds."""
+    """Makes the operations that wait for updates which a step may skip wait for what always runs.
+    The graph is complete now, so that the operations that the program made after the builds are
+    among them."""
     for each in builds_of(built):
         each.machines.redirect()
 
 
 def _signature_with_servers(cluster: Cluster, built: BuiltTowers, settings: dict) -> dict:
-    """The `signature` of this worker; on parameter servers with the servers of its variables.
-    `settings` is what else has to be the same on all workers."""
+    """The `signature` of this worker; with parameter servers also the number of the server of each
+    variable. `settings` is what else has to be the same on all workers."""
     own = signature(cluster, built, settings)
     if cluster.is_served:
+        # The trained variables are dealt out first, since all workers have these: so they are on
+        # the same servers even if the chief alone has more variables, for its evaluation say.
         own['servers'] = server_placement.servers_of_variables(
             cluster, tf.get_default_graph(), first=variables_of(built.gradients))
     return own
@@ -274,7 +281,7 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
       start_timeout, dead_after, say: as for `join`.
       lose: called with a `WorkerLostError`, in another thread.
     """
-    # Worker 0 itself listens at its port now, and finds out by that.
+    # Worker 0 listens at its port below, and so finds out itself whether the port is free.
     needs_port_later = cluster.has_addresses and not cluster.is_chief
     if needs_port_later:
         _check_port(cluster, own, time.monotonic() + start_timeout, say)
@@ -311,9 +318,9 @@ def _wait_for_servers(cluster: Cluster, deadline: float, say: typing.Callable) -
 
 
 def _check_port(cluster: Cluster, own: dict, deadline: float, say: typing.Callable) -> None:
-    """Raises `ClusterError` where TensorFlow's server of this worker, which starts when all are
-    there, would not get its port. Before, this says so at once, waits for worker 0, and tells it,
-    so that no worker waits for this one.
+    """Raises `ClusterError` if this worker's port is in use: TensorFlow's server of this worker,
+    which starts when all are there, would not get it. Before that, this function says so at once,
+    waits for worker 0, and tells worker 0, so that no worker waits for this one.
 
     Args:
       cluster: the `Cluster`.
@@ -339,7 +346,7 @@ def _address_to_meet(cluster: Cluster, say: typing.Callable) -> str:
     """
     if cluster.has_addresses:
         return cluster.workers[0]
-    own_address = ''  # of other workers than worker 0, nobody asks
+    own_address = ''  # nobody asks for the address of another worker than worker 0
     if cluster.is_chief:
         host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
         own_address = '%s:%d' % (host, free_ports(1)[0])

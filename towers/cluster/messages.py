@@ -2,8 +2,8 @@
 
 A message has a `type`, and further fields that go with it. A worker says
 
-    hello     it is here: `rank`, `digest` of the signature that it knows: its own, or after
-              `compare` worker 0's, with `why` its own differs
+    hello     it is here: `rank`, `digest` of its own signature; after `compare`, the `digest` of
+              worker 0's signature, and `why` its own signature differs
     alive     it is at work: `in_step`
     begin     it waits to begin something: `session`, `digest` of what, `signal`, `checks`
     left      its session makes no more steps: `session`, `signal`
@@ -13,7 +13,7 @@ A message has a `type`, and further fields that go with it. A worker says
 
 and worker 0
 
-    compare   look how you differ: its `signature`
+    compare   look how you differ from worker 0: its `signature`
     welcome   all are there
     refused   a worker does not fit: `rank`, `why`
     waiting   you wait for others: `why`
@@ -46,11 +46,11 @@ WHY_CUT = 'its process has ended, or its machine cut the connection'
 WHY_SILENT = 'there is no sign of life from it for %.0f seconds'
 
 MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its signature, a line for each operation
-_MOST_BYTES = 64 << 10  # of a message of anyone else
+_MOST_BYTES = 64 << 10  # of a message that anyone else sends
 _MOST_CHARACTERS = 4000  # of a text in a message
 _MOST_NUMBER = 1 << 53  # above it JSON's numbers are not exact everywhere
 _SECONDS_TO_SEND = 10.
-_SECONDS_TO_RECEIVE = 5.  # what the socket has already
+_SECONDS_TO_RECEIVE = 5.  # data that the socket mostly has already
 
 # {field of a message: the type of its value}
 _FIELDS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dict, 'session': int,
@@ -58,7 +58,8 @@ _FIELDS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dic
 _TYPES_OF_WORKERS = ['hello', 'alive', 'begin', 'left', 'done', 'failed']
 _TYPES_OF_WORKER_0 = ['compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs',
                       'gone', 'lost', 'end']
-# A list, as a stranger may send a value without a hash, which a set would not look for.
+# A list and no set: a stranger may send a `type` without a hash, such as [], and `in` a set would
+# raise.
 _TYPES = _TYPES_OF_WORKERS + _TYPES_OF_WORKER_0
 
 
@@ -86,7 +87,7 @@ class Lines:
             # Without this, the system waits up to 40 ms for more to send along.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = bytearray()  # the beginning of a line whose end has not come
-        self._sending = threading.Lock()  # of the main thread, or of the one that hears
+        self._sending = threading.Lock()  # held while the main thread, or another one, sends
 
     def send(self, message: dict) -> None:
         """Sends a message. On a broken connection nothing is raised: the thread that takes messages
@@ -99,11 +100,12 @@ class Lines:
                 self.socket.sendall(_json(message) + b'\n')
             except OSError:
                 # Perhaps a part of the line was sent. The other side would take the next message
-                # for the rest of it: so there is none, and both sides find the connection broken.
+                # for the rest of the line: so no other message is sent, and both sides find the
+                # connection broken.
                 self.socket.shutdown(socket.SHUT_RDWR)
 
     def take(self) -> typing.List[dict]:
-        """The messages that have come, of which the socket has data.
+        """The messages that have come. Waits a few seconds if the socket has no data.
 
         Raises:
           OSError: the other side has closed the connection, or it is broken.
@@ -130,7 +132,7 @@ class Lines:
 def readable(sockets: typing.Iterable[socket.socket],
              seconds: float) -> typing.List[typing.Any]:
     """The sockets that have data, or whose other side has closed, within some seconds."""
-    with selectors.PollSelector() as selector:  # unlike others, it takes no file descriptor itself
+    with selectors.PollSelector() as selector:  # other selectors take a file descriptor
         for each in sockets:
             selector.register(each, selectors.EVENT_READ)
         return [key.fileobj for key, _ in selector.select(seconds)]
@@ -142,7 +144,7 @@ def digest_of(value: typing.Any) -> str:
 
 
 def _json(value: typing.Any) -> bytes:
-    """A value of JSON's types, or with numbers of numpy, as JSON."""
+    """A value of JSON's types as JSON. Numbers of numpy in it become texts."""
     return json.dumps(value, sort_keys=True, default=str).encode('utf-8')
 
 

@@ -46,8 +46,9 @@ def start_server(cluster: Cluster, config: tf.ConfigProto) -> tf.train.Server:
 def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
     """Runs a parameter server in this process. It never returns.
 
-    A signal ends the process, with status 143, 130 or 129, when no worker is at work any more: they
-    may have got it, too, and save what the server holds. A second one ends it at once.
+    A signal ends the process, with status 143, 130 or 129, when no worker is at work any more: the
+    workers may have got the signal, too, and save what the server holds. A second signal ends the
+    process at once.
 
     Args:
       cluster: `Cluster`, whose job is `'ps'` in this process.
@@ -61,7 +62,8 @@ def serve(cluster: typing.Any, say: typing.Callable = print) -> None:
     if cluster.job != 'ps':
         raise ClusterError('this process is %s, no parameter server: build towers in it.'
                            % cluster.name)
-    listen(cluster.ps[cluster.rank]).close()  # raises, where the server would end the process
+    # Raises if the port is in use, where TensorFlow's server would end the process.
+    listen(cluster.ps[cluster.rank]).close()
     say = safe_say(say)
     received: typing.List[int] = []
     with contextlib.suppress(ValueError):  # Python has signal handlers in the main thread only
@@ -90,7 +92,7 @@ def check_reachable(cluster: Cluster, deadline: float, say: typing.Callable) -> 
     """Raises `ClusterError` where the server of another worker is not reached by its address: steps
     would wait for it without an end.
 
-    Worker 0 looks at all others, and every other worker at the next one only: these are 2 W - 2
+    Worker 0 looks at all others, and every other worker at the next worker only. That makes 2 W - 2
     looks in the place of W (W - 1).
 
     Args:
@@ -110,7 +112,8 @@ def check_reachable(cluster: Cluster, deadline: float, say: typing.Callable) -> 
 
 
 def _unreached(cluster: Cluster, ranks: typing.List[int]) -> str:
-    """The workers of these ranks that do not answer at their addresses, in words; '' if all do."""
+    """The workers of these ranks that do not answer at their addresses, in words; '' if all
+    answer."""
     addresses = [cluster.workers[rank] for rank in ranks]
     with ThreadPoolExecutor(16) as pool:  # a look at a machine that is off takes seconds
         reasons = list(pool.map(why_silent, addresses))
@@ -137,10 +140,11 @@ def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callabl
                    stop: threading.Event) -> None:
     """The thread that looks whether all servers work.
 
-    At the first look that finds a server silent it says so. The server is lost when it is silent
-    for `dead_after`; or at the next look already, if nobody listens at its port: then its process
-    has ended. With a `dead_after` of 30 s, there is a look every 2.5 s, and every 0.5 s while a
-    server is silent. It is lost 25 s after the look that first found it silent.
+    At the first look that finds a server silent, the thread says so. The server is lost when it has
+    been silent for `dead_after`; or at the next look already, if nobody listens at its port, since
+    its process has ended then. With a `dead_after` of 30 s, there is a look every 2.5 s, and every
+    0.5 s while a server is silent. Such a server is lost 25 s after the look that first found it
+    silent.
 
     Args:
       cluster: the `Cluster`.
@@ -151,8 +155,8 @@ def _watch_servers(cluster: Cluster, connection: Connection, say: typing.Callabl
     dead_after = connection.dead_after
     pause = min(FIRST_LINE_AFTER, dead_after) / 2.
     pause_while_silent = pause / 5.  # shorter, to lose a server, or to go on, in time
-    # A server may have been silent for one pause already when a look first finds it so. The other
-    # pause is for the time that the looks take themselves.
+    # One pause: a server may have been silent for so long when a look first finds it silent. The
+    # other pause: the looks themselves take time.
     lost_after = dead_after - 2. * pause
     silent_since: typing.Optional[float] = None  # when a server was first found silent
     while not stop.wait(pause if silent_since is None else pause_while_silent):

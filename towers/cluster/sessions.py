@@ -26,8 +26,8 @@ def check_built(built: typing.Any) -> None:
 
 
 class _CreatorOfOne(tf.train.SessionCreator):
-    """Makes one session. `MonitoredSession` asks for another one after a machine was lost: that
-    raises."""
+    """Makes one session. After the loss of a machine `MonitoredSession` asks for another session:
+    then this raises the error about the loss."""
 
     def __init__(self, create: typing.Callable, lost: typing.Callable):
         """
@@ -66,8 +66,9 @@ class BeginHook(tf.train.SessionRunHook):
         self._lost = lost
         self._is_by_member = False  # whether the session to come is made by `creator`
         self._is_used_up = False  # whether `creator` may make no further session
-        self._has_begun = False  # whether the session has begun with those of all workers
-        # By these operations others get worker 0's values of the variables with these names.
+        self._has_begun = False  # whether the session has begun together with all workers' sessions
+        # The operations by which the other workers get worker 0's values of variables, and the
+        # names of these variables.
         self._operations: typing.List[tf.Operation] = []
         self._names: typing.List[str] = []
 
@@ -97,7 +98,7 @@ class BeginHook(tf.train.SessionRunHook):
             self._connection.begin_session()
 
     def begin(self) -> None:
-        """Makes the operations that worker 0's values go to the others by."""
+        """Makes the operations by which the other workers get worker 0's values."""
         is_by_member = self._is_by_member
         self._is_by_member = False  # until `creator` is called for another session
         self._has_begun = False
@@ -105,7 +106,7 @@ class BeginHook(tf.train.SessionRunHook):
         if not is_by_member:
             self._check_may_be_made_without_member()
             self._initialize_own_variables()
-        if cluster.has_copies:  # of the variables, on each worker, which get worker 0's values
+        if cluster.has_copies:  # each worker's copies of the variables get worker 0's values
             variables = shared_variables(self._built)
             self._names = [variable.op.name for variable in variables]
             broadcast = cluster.engine.broadcast(cluster, variables)
@@ -125,8 +126,8 @@ class BeginHook(tf.train.SessionRunHook):
 
         On a worker that is not the chief, `tf.train.MonitoredTrainingSession` runs no initializer:
         it waits until the chief has run them. But in a ring each worker's variables live in its own
-        server, where they keep their values for the session to come. (By Horovod there is no server
-        in which they would: there each process has to make its session as a chief.)
+        server, where they keep their values for the session to come. (With Horovod no server keeps
+        them: each process has to make its session as a chief.)
         """
         if self._cluster.kind == 'ring' and not self._cluster.is_chief:
             with tf.Session(self._target, config=self._config) as session:
@@ -152,16 +153,17 @@ class BeginHook(tf.train.SessionRunHook):
             differing_rank = self._connection.begin_session(self._names)
             if differing_rank is not None:
                 raise self._other_variables(builds)
-        # Each of these waits for the other workers. If one of them does not answer, this worker is
-        # told so, as in a step.
+        # Each of these operations waits for the other workers. If a worker does not answer, this
+        # worker is told so, as in a step.
         with self._connection.first_values():
             for operation in self._operations:
                 session.run(operation)
         _StepsTogether(session, builds, self._connection).take_over()
 
     def _other_variables(self, builds: typing.List[BuiltTowers]) -> ClusterError:
-        """The error about workers whose programs have made other variables than this one's; those
-        of the models, which `builds` have, were compared by their signatures."""
+        """The error about workers whose programs have made other variables than this worker's. It
+        leaves out the variables of the models, which `builds` have: these were compared before, by
+        the signatures."""
         model_names = {variable.op.name for build in builds for variable in build.variables}
         others = [name for name in self._names if name not in model_names]
         return ClusterError(
@@ -172,10 +174,10 @@ class BeginHook(tf.train.SessionRunHook):
 
 
 class _StepsTogether:
-    """The calls of a session: those that make a step begin on all workers or on none.
+    """The calls of a session: a call that makes a step begins on all workers or on none.
 
     A hook sees a call before it runs, but cannot enclose it in a context. So these methods take the
-    place of the session's own.
+    place of the session's own methods.
     """
 
     def __init__(self, session: tf.Session, builds: typing.List[BuiltTowers],
@@ -183,7 +185,7 @@ class _StepsTogether:
         """
         Args:
           session: the session.
-          builds: those of its graph.
+          builds: the builds of its graph.
           connection: of this worker.
         """
         self._session = session
@@ -191,11 +193,11 @@ class _StepsTogether:
         self._make_callable = session.make_callable
         self._builds = builds
         self._connection = connection
-        # {names of what a former call has fetched: the positions of the builds that it steps}
+        # {names that a call has fetched: the positions of the builds of which it makes a step}
         self._known: typing.Dict[tuple, typing.List[int]] = {}
 
     def take_over(self) -> None:
-        """Makes the session call these methods in the place of its own."""
+        """Makes the session call these methods in the place of its own methods."""
         self._session.run = self.run
         self._session.make_callable = self.make_callable
 
@@ -216,7 +218,7 @@ class _StepsTogether:
         """Makes a call of the session.
 
         Args:
-          positions: of the builds of which the call makes a step; [] if of none.
+          positions: of the builds of which the call makes a step; [] if it makes none.
           call: the call.
         """
         if not positions:
@@ -226,7 +228,7 @@ class _StepsTogether:
 
     def _builds_stepped_by(self, fetches: typing.Any) -> typing.List[int]:
         """The positions of the builds whose train op some fetches run. Fetches that are no nest of
-        tensors, operations and names may run any: the result is all positions."""
+        tensors, operations and names may run any train op: the result is all positions."""
         try:
             leaves = tf.nest.flatten(fetches, expand_composites=True)
             # Operations; or what a program may name them by in their place, `'train/Adam'`.
@@ -235,13 +237,13 @@ class _StepsTogether:
             if names not in self._known:  # a walk through the graph, which takes a while
                 self._known[names] = _positions_of_steps(fetched, self._builds)
             return self._known[names]
-        except (TypeError, ValueError, KeyError):  # an unknown object, or a name of nothing
+        except (TypeError, ValueError, KeyError):  # unknown object, or unknown name
             return list(range(len(self._builds)))
 
 
 def _positions_of_steps(fetched: typing.List[typing.Any],
                         builds: typing.List[BuiltTowers]) -> typing.List[int]:
-    """The positions of those of `builds` of which a call of `session.run` makes a step.
+    """The positions of the builds of which a call of `session.run` makes a step.
 
     Args:
       fetched: the operations, or their names, that the call fetches.
@@ -249,7 +251,7 @@ def _positions_of_steps(fetched: typing.List[typing.Any],
 
     Raises:
       ClusterError: the call needs sums over all workers, and makes no step. The other workers send
-        theirs only in a step, so it would wait for ever.
+        their summands only in a step, so the call would wait for ever.
     """
     graph = builds[0].train_op.graph
     elements = [graph.as_graph_element(each) for each in fetched]
@@ -269,19 +271,21 @@ def _positions_of_steps(fetched: typing.List[typing.Any],
 class StopTogetherHook(StopOnSignalHook):
     """`StopOnSignalHook` for a cluster: the first signal to any worker makes all stop, and save.
 
-    Use it on all workers, among the hooks that come last. Then all stop when one does, whatever the
-    reason; of asynchronous workers all when the chief does, and another one alone. The end of a
-    worker's data is no such stop, see `until_all_end`.
+    Use it on all workers, among the hooks that come last. Then all workers stop when one stops,
+    whatever the reason. Asynchronous workers all stop when the chief stops; another worker stops
+    alone. The end of a worker's data is no such stop, see `until_all_end`.
 
-    A worker that would begin one more step gets `tf.errors.OutOfRangeError`, for MonitoredSession
-    the end of the training. `received` is None in a worker that stops because another one does.
+    A worker that would begin one more step gets `tf.errors.OutOfRangeError`, by which a
+    `MonitoredSession` ends the training. `received` is None in a worker that stops because another
+    worker does.
     """
 
     def __init__(self, cluster: typing.Any, built: typing.Any, stream: typing.Any = None):
         """
         Args:
           cluster: `Cluster`.
-          built: `BuiltTowers`; of several in one graph the one after whose step all stop.
+          built: `BuiltTowers`. If the graph has several builds, all stop after a step of this
+            build.
           stream: as for `StopOnSignalHook`.
 
         Raises:
@@ -294,7 +298,7 @@ class StopTogetherHook(StopOnSignalHook):
         self._built = built
         self._connection: typing.Optional[Connection] = None
         self._position = number_of(built)
-        self._steps = 0  # that were made, when the connection was looked at last
+        self._steps = 0  # that the session had made at the last call of `after_run`
 
     @property
     def is_told(self) -> bool:
@@ -303,7 +307,8 @@ class StopTogetherHook(StopOnSignalHook):
 
     @property
     def stopped_by(self) -> typing.Tuple[typing.Optional[int], typing.Optional[int]]:
-        """`(rank, number)` of the worker that got a signal, and the signal's; or `(None, None)`."""
+        """`(rank, number)`: the rank of the worker that got a signal, and the number of the signal;
+        `(None, None)` without a signal."""
         if self.received is not None:
             return self._cluster.rank, self.received
         if self._connection is None or self._connection.stopped_by is None:
@@ -347,7 +352,7 @@ class StopTogetherHook(StopOnSignalHook):
         """Asks the session to stop when it is time.
 
         Synchronous workers stop together, after a step of the build that the hook was made with: of
-        the two builds of a GAN, say, which are trained in turns, it is the second one's. A single
+        the two builds of a GAN, say, which are trained in turns, that is the second build. A single
         worker, or an asynchronous one, stops when it gets a signal itself, or when the chief stops.
         """
         connection = self._connected()
