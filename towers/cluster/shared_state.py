@@ -3,11 +3,12 @@
 A codebook, centers of classes, a learning rate that falls with the loss: every worker writes its
 copy from its own batch. So worker 0's value goes to the others after all of the model's writes, and
 before the update, whose reads wait for it. State that training only writes, such as moving averages
-for evaluation, needs no message, nor does what the update writes: that is the same on all workers.
+for evaluation, needs no message. Nor do variables that the update writes: they are the same on all
+workers.
 
-Words of other rooms used here: the `step_operations` of fetches are all that `session.run` of them
-executes; a `Writes` finds the variables that an operation writes; a tensor is `read_from` a
-variable if it is the variable's value as it is.
+Words of other rooms used here: the `step_operations` of fetches are all operations that
+`session.run(fetches)` executes; a `Writes` finds the variables that an operation writes; a tensor
+is `read_from` a variable if it is the variable's value as it is.
 
 Its test is `tests/cluster/test_machines.py`.
 """
@@ -37,12 +38,12 @@ from towers.placement.variable_device import only_device
 
 def writes_of(finder: Writes, names: typing.Set[str], operations: typing.Iterable[tf.Operation]
               ) -> typing.Dict[str, typing.List[tf.Operation]]:
-    """Those of some operations that write variables, by the variable's name.
+    """The operations that write variables, by the variable's name.
 
     Args:
       finder: finds the variables that an operation of the graph writes.
       names: of the variables to look for.
-      operations: to look among.
+      operations: the operations to choose from.
     """
     writes: typing.Dict[str, typing.List[tf.Operation]] = {}
     for op in operations:
@@ -139,16 +140,16 @@ class SharedState:
         return message
 
     def _last_writes(self, awaited: typing.Sequence) -> typing.List[tf.Operation]:
-        """The operations to wait for so that the model has written the state: those of the losses
-        and update ops that come after a write of it."""
+        """The operations to wait for so that the model has written the state: the losses and update
+        ops, of those in `awaited`, that come after a write of the state."""
         writes = sum(self._writes.values(), [])
         names_after_writes = reachable_from(writes, self._step, control=True)
         operations: typing.List[tf.Operation] = []
         for fetch in awaited:
             op = getattr(fetch, 'op', fetch)
             if op.name in names_after_writes:
-                # More than the operation itself if it calls functions, in which the write may be: a
-                # control edge from the call may not wait for these.
+                # If the operation calls functions, the write may be in a function. A control edge
+                # from the call may not wait for such a write: so this gives more operations.
                 operations.extend(operations_to_await(op, self._finder))
         return operations
 
@@ -172,7 +173,7 @@ class SharedState:
 
     def _check_reads(self) -> None:
         """Raises `ClusterError` for an operation of the update that may take a value of the state
-        from before worker 0's is there."""
+        from before worker 0's value is there."""
         early_names = self._names_before_gradients()
         frames = Frames(self._update_operations)
         for op in self._update_operations:
@@ -207,17 +208,24 @@ class SharedState:
         names: typing.List[str] = []
         for tensor in op.inputs:
             names += self._variables_read_early(tensor, can_wait)
-        return [name for name in names if name in self._writes]  # all workers have the same others
+        return [name for name in names if name in self._writes]  # others are the same everywhere
 
     def _variables_read_early(self, tensor: tf.Tensor, can_wait: bool) -> typing.List[str]:
-        """Names of the variables whose values `_state_read_early` looks for, in one input of the
-        operation."""
+        """Names of the variables whose values an operation of the update may have, by one input,
+        from before the message of worker 0.
+
+        Args:
+          tensor: the input: a value, or a variable that the operation itself reads when it runs.
+          can_wait: whether the operation can wait for the message, and so read variables after it.
+        """
         held = _variable_held_by(tensor)
-        if held is not None:  # the operation itself reads this variable, when it runs
+        if held is not None:
             return [] if can_wait else [held]
-        if tensor.op.name in self._model_operations:  # the model has read the value, earlier
+        if tensor.op.name in self._model_operations:  # the model has read it, before the message
             return [variable.name for variable in read_from(tensor)]
-        return []  # it is from the update itself, all of which is looked at, or from the sums
+        # An operation of the update gives the tensor, and `_check_reads` looks at that operation
+        # itself; or the tensor is one of the sums, which are the same on all workers.
+        return []
 
 
 def _variable_held_by(tensor: tf.Tensor) -> typing.Optional[str]:

@@ -5,9 +5,9 @@ what the update writes back to the sums over the workers: a line for each operat
 its inputs and its attributes. The first line that differs is named.
 
 An operation's name, device and seeds do not count; nor do arrays and integers, which may be data or
-a worker's number; nor what was made before the inputs. Where the static sizes of the inputs differ
-among workers, types and inputs alone are compared; where a size is known to one worker alone,
-TensorFlow itself makes other operations, and nothing is compared.
+a worker's number; nor do operations that were made before the inputs. Where the static sizes of the
+inputs differ among workers, only types and inputs of operations are compared. Where a size is
+static on one worker alone, TensorFlow itself makes other operations, and no operation is compared.
 """
 
 import itertools
@@ -49,21 +49,21 @@ _SERVER_DIFFERS = (
 
 class _Line(typing.NamedTuple):
     """One operation of a program. It goes through JSON, and comes back as a list."""
-    kind: str  # its type; 'variable'; or 'given', of what is not looked into
-    inputs: str  # '<number of a line>:<output>' of each input; of a variable its name
+    kind: str  # the type of the operation; 'variable'; or 'given', where the walk stops
+    inputs: str  # '<number of a line>:<output>' of each input; the name of a variable
     attributes: str
     name: str  # for people; it is not compared
 
 
 _NOTHING = _Line('nothing', 'nothing', 'nothing', 'nothing')  # in the place of a missing line
 _NUM_COMPARED = 3  # the first fields of a line, all but the name
-_NUM_COMPARED_OF_OTHER_SIZES = 2  # without attributes, in which sizes are
+_NUM_COMPARED_OF_OTHER_SIZES = 2  # without the attributes, which have sizes in them
 
 
 def signature(cluster: typing.Any, built: typing.Any,
               settings: typing.Optional[dict] = None) -> dict:
-    """What has to be the same on all workers of a cluster: their settings, and all builds in the
-    graph of one of them.
+    """What has to be the same on all workers of a cluster: the settings, and all builds in the
+    graph of the build `built`.
 
     Args:
       cluster: the `Cluster`.
@@ -90,8 +90,8 @@ def signature(cluster: typing.Any, built: typing.Any,
 
 
 def _signature_of_build(built: typing.Any, compares_programs: bool) -> dict:
-    """What has to be the same of one build on all workers. If `compares_programs`, it includes the
-    operations by which the loss and the update are computed."""
+    """What has to be the same on all workers in one build. If `compares_programs`, this includes
+    the operations by which the loss and the update are computed."""
     leaves = tf.nest.flatten(built.towers[0].inputs, expand_composites=True)
     inputs = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
     loss = []
@@ -103,15 +103,15 @@ def _signature_of_build(built: typing.Any, compares_programs: bool) -> dict:
         'values': _values_of_build(built),
         'variables': {variable.op.name: _type_and_shape(variable) for variable in built.variables},
         'gradients': _gradient_texts(built.machines),
-        'state': {variable.op.name: 'sent' for variable in built.machines.state},  # names count
+        # Only the names count.
+        'state': {variable.op.name: 'sent' for variable in built.machines.state},
         'shapes': [_static_sizes(tensor) for tensor in inputs],
         'loss': loss,
         'update': update}
 
 
 def _values_of_build(built: typing.Any) -> dict:
-    """The numbers and words of a build that have to be the same on all workers, by what they are.
-    """
+    """{what it is: a number or word of a build that has to be the same on all workers}."""
     return {'number of towers': len(built.devices),
             'reduction': built.plan.reduction,
             'number of examples a step': built.machines.exchange.same_examples or 'not fixed',
@@ -124,9 +124,9 @@ def _type_and_shape(variable: tf.Variable) -> str:
 
 
 def _gradient_texts(machines: Machines) -> typing.Dict[str, str]:
-    """The gradient of each variable as a text, such as `'dense float32, number 3'`. It has the
-    gradient's number, since workers add up the gradients that are at one place of their messages.
-    """
+    """The gradient of each variable as a text, such as `'dense float32, number 3'`. The text has
+    the gradient's number, since workers add up the gradients that are at the same place of their
+    messages."""
     texts = {}
     have_equal_batches = machines.exchange.same_examples is not None
     for position, (gradient, variable) in enumerate(machines.exchange.own):
@@ -141,8 +141,8 @@ def _gradient_texts(machines: Machines) -> typing.Dict[str, str]:
 
 
 def _static_sizes(tensor: tf.Tensor) -> typing.Optional[list]:
-    """The shape of a tensor as a list, with None for a size that is not static; None for no
-    shape."""
+    """The shape of a tensor as a list, with None for a size that is not static; None for a shape of
+    unknown rank."""
     return None if tensor.shape.ndims is None else tensor.shape.as_list()
 
 
@@ -184,18 +184,18 @@ def _difference_of_builds(first: dict, other: dict) -> typing.Optional[str]:
 def _difference_of_servers(first: typing.Dict[str, int],
                            other: typing.Dict[str, int]) -> typing.Optional[str]:
     """How another worker spreads variables over the servers otherwise than worker 0, the `first`: a
-    clause, or None. The chief alone may have more variables, such as those of its evaluation."""
+    clause, or None. Only the chief may have more variables, for its evaluation say."""
     has_servers = bool(first)
     if not has_servers:
         return None
-    # The chief's own variables are left out. One that the other worker alone has is a difference:
-    # the chief, which gives the variables their values, would give it none.
+    # The chief's own variables are left out. A variable that the other worker alone has is a
+    # difference: the chief gives the variables their values, and would give this variable none.
     in_both = {name: first[name] for name in sorted(first) if name in other}
     return _different_entry(_SERVER_DIFFERS, in_both, other)
 
 
 def _different_entry(text: str, first: dict, other: dict) -> typing.Optional[str]:
-    """The text about the first entry of another worker's dict that is not that of worker 0's dict,
+    """The text about the first entry in which another worker's dict differs from worker 0's dict,
     the `first`; None if there is no such entry."""
     for name in list(first) + list(other):
         if first.get(name) != other.get(name):
@@ -204,8 +204,8 @@ def _different_entry(text: str, first: dict, other: dict) -> typing.Optional[str
 
 
 def _different_operation(section: str, first: dict, other: dict) -> typing.Optional[str]:
-    """The text about the first operation of another worker's build that is not that of worker 0's;
-    None if there is none, or if the operations are not compared.
+    """The text about the first operation in which another worker's build differs from worker 0's;
+    None if there is no such operation, or if the operations are not compared.
 
     Args:
       section: of the build: `'loss'` or `'update'`.
@@ -221,7 +221,7 @@ def _different_operation(section: str, first: dict, other: dict) -> typing.Optio
     if not have_same_static_sizes:
         return None
     num_compared = _NUM_COMPARED
-    if first['shapes'] != other['shapes']:  # as the batches of uneven workers have
+    if first['shapes'] != other['shapes']:  # as batches of uneven workers do
         num_compared = _NUM_COMPARED_OF_OTHER_SIZES
     pairs = itertools.zip_longest(first[section], other[section], fillvalue=_NOTHING)
     for first_line, other_line in pairs:
@@ -235,7 +235,7 @@ def _different_operation(section: str, first: dict, other: dict) -> typing.Optio
 
 
 def _known_sizes(shapes: list) -> list:
-    """Which sizes of each shape are static: a list of bools; None for no shape."""
+    """Which sizes of each shape are static: a list of bools; None for a shape of unknown rank."""
     known: list = []
     for shape in shapes:
         if shape is None:
@@ -246,7 +246,7 @@ def _known_sizes(shapes: list) -> list:
 
 
 def _line_text(line: typing.Sequence[str]) -> str:
-    """A line of a signature for people. One without attributes that differs has other inputs."""
+    """A line that differs, for people. If it has no attributes, its inputs differ."""
     kind, _, attributes, name = line
     return '%s %s (%s)' % (kind, attributes[:200] or 'of other inputs', name)
 
@@ -255,13 +255,14 @@ def _line_text(line: typing.Sequence[str]) -> str:
 
 def _lines_of_loss(built: typing.Any, inputs: typing.List[tf.Tensor]) -> typing.List[_Line]:
     """The lines from the losses of a build back to its `inputs`."""
+    # `data_loss` is None only without an optimizer, in a build that no signature describes.
     losses = [loss.op for loss in flat(built.towers[0].data_loss) if loss is not None]
     input_names = operation_names(inputs)
     operations = losses[0].graph.get_operations()
-    # What was made before the inputs may belong to the reading of this worker's data.
+    # Operations made before the inputs may belong to the reading of this worker's data.
     made_before = itertools.takewhile(lambda op: op.name not in input_names, operations)
-    # `reduced=()`: the walk goes on through sums over the workers, such as those of a batch norm in
-    # sync, whose summands the model computes.
+    # `reduced=()`: the walk goes on through sums over the workers, such as the sums of a batch norm
+    # in sync: the model computes their summands.
     return _Program(losses, known=input_names, outside=names_of(made_before), reduced=()).lines()
 
 
@@ -271,33 +272,34 @@ def _lines_of_update(machines: Machines) -> typing.List[_Line]:
     for _, operations in sorted(machines.written.items()):
         writes += sorted(operations, key=lambda op: op.name)
     gradient_names = operation_names(tensors_of(machines.exchange.gradients))
-    # What an update takes from the model, such as a loss, is compared with the losses.
+    # The walk stops at the model: a loss that an update takes is compared by `_lines_of_loss`.
     return _Program(writes, known=gradient_names, outside=machines.model_operations,
                     reduced=_REDUCED).lines()
 
 
 class _Program:
-    """The operations that some operations are computed from, each with a number."""
+    """The operations that some operations are computed from, each with a number. A walk through the
+    graph finds them, from each operation to its inputs."""
 
-    def __init__(self, ends: typing.List[tf.Operation], known: typing.Container[str],
+    def __init__(self, starts: typing.List[tf.Operation], known: typing.Container[str],
                  outside: typing.Container[str], reduced: typing.Tuple[str, ...]):
         """
         Args:
-          ends: the operations from which the walk goes back to what they are computed from.
-          known: names of the operations at which it ends: of inputs, or of the gradients over all
+          starts: the operations where the walk begins.
+          known: names of operations at which the walk stops: the inputs, or the gradients over all
             workers.
-          outside: names of further operations at which it ends: of what was made before the inputs,
-            or of the model. It does not end at constants among these, whose values are compared.
-          reduced: beginnings of the types of operations at which it ends, since they have the same
-            results on all workers; () for none.
+          outside: names of further operations at which the walk stops: the operations made before
+            the inputs, or the model's operations. Constants among these are compared even so.
+          reduced: beginnings of the types of operations at which the walk stops, since they have
+            the same results on all workers; () for none.
         """
         self._known = known
         self._outside = outside
         self._reduced = reduced
-        self._texts = _Texts(ends[0].graph)
+        self._texts = _Texts(starts[0].graph)
         self._order: typing.List[tf.Operation] = []  # grows while `lines` goes through it
         self._numbers: typing.Dict[str, int] = {}  # of the operations, by name
-        for op in ends:
+        for op in starts:
             self._number_of(op)
 
     def lines(self) -> typing.List[_Line]:
@@ -315,10 +317,10 @@ class _Program:
         return self._numbers[op.name]
 
     def _line(self, op: tf.Operation) -> _Line:
-        """The line of an operation; gives its inputs numbers, and so lines, too."""
-        if op.type in VARIABLE_OPS:  # of which the names are compared
+        """The line of an operation. Its inputs get numbers here, and by that lines, too."""
+        if op.type in VARIABLE_OPS:  # variables are compared by their names
             return _Line(kind='variable', inputs=op.name, attributes='', name=op.name)
-        if self._ends_walk(op):
+        if self._stops_at(op):
             return _Line(kind='given', inputs='', attributes='', name=op.name)
         inputs = []
         for tensor in op.inputs:
@@ -326,8 +328,8 @@ class _Program:
         return _Line(kind=op.type, inputs=' '.join(inputs),
                      attributes=self._texts.attributes(op.node_def), name=op.name)
 
-    def _ends_walk(self, op: tf.Operation) -> bool:
-        """Whether an operation is not looked into: data, sums over the workers, and the like."""
+    def _stops_at(self, op: tf.Operation) -> bool:
+        """Whether the walk stops at an operation: at data, sums over the workers, and the like."""
         if op.name in self._known or op.type.startswith(self._reduced):
             return True
         if op.type == 'Const':  # it has no inputs; its value is compared, wherever it was made
@@ -344,7 +346,7 @@ class _Texts:
 
     def attributes(self, node: tf.NodeDef) -> str:
         """The attributes of a `NodeDef` that are compared, and a checksum of each function that it
-        calls; of a constant what `_constant` says."""
+        calls; for a constant the text of `_constant`."""
         if node.op == 'Const':
             return self._constant(node.attr['value'].tensor)
         texts = ['calls %08x' % self._checksum(name) for name in self._library.called_by(node)]
@@ -354,8 +356,8 @@ class _Texts:
         return ' '.join(texts)
 
     def _constant(self, constant: typing.Any) -> str:
-        """The type of a constant, a `TensorProto`; of a single floating number also the number. An
-        array, or an integer, may be data."""
+        """The type of a constant, a `TensorProto`; for a single floating number also the number.
+        The numbers of an array, or an integer, are left out: they may be data."""
         dtype = tf.as_dtype(constant.dtype)
         if constant.tensor_shape.dim or not dtype.is_floating:
             return dtype.name
