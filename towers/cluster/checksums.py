@@ -1,7 +1,7 @@
-"""The checksum of a variable's value, by which workers compare what they have.
+"""The checksum of a variable's value, by which workers compare their variables.
 
-A large variable is read in pieces. To read the whole of it takes up to three copies of it, which
-cost several times what the checksum does.
+A large variable is read in pieces. Reading it as a whole makes up to three copies of it, which take
+several times as long as the checksum.
 """
 
 import typing
@@ -10,19 +10,22 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph.graph_walk import bytes_of
 
-NUM_CHECKSUMS = 1 << 52  # JSON, in which they are compared, has no larger numbers
+NUM_CHECKSUMS = 1 << 52  # they are compared as JSON, whose larger numbers may be inexact
 
-# A piece of this size stays in a processor's cache; for each of 1 MB, memory is asked for anew.
+# A piece of this size stays in a processor's cache; for each piece of 1 MB, memory is asked for
+# anew.
 _BYTES_OF_PIECE = 1 << 18
-_MOST_NUMBERS = 1 << 26  # of a piece, which may be one large row: `serialize_tensor` takes 2 GB
+# Numbers of a piece that count. A piece may be one large row, and `serialize_tensor` takes 2 GB.
+_MOST_NUMBERS = 1 << 26
 
 
 def checksum(variable: tf.Variable, bytes_of_piece: int = _BYTES_OF_PIECE) -> tf.Tensor:
-    """A number that is the same for equal bits of a variable, and hardly for others.
+    """A number that is the same for values of equal bits, and almost never for other values.
 
     Args:
       variable: of numbers.
-      bytes_of_piece: a variable of more bytes is read in pieces of so many, or of one row.
+      bytes_of_piece: a larger variable is read in pieces of this many bytes, or of one row where a
+        row is larger.
 
     Returns:
       int64 scalar, at least 0 and less than `NUM_CHECKSUMS`.

@@ -53,16 +53,17 @@ class Cluster(_Fields):
       job: `'worker'`, `'ps'` or `'evaluator'`: the job of this process.
       rank: the number of this process in its job; `from_tf_config` refuses to guess it.
       synchronous: for `'ps'`: whether a step waits for the gradients of all workers.
-      uneven: whether workers may have batches of different static size, which are refused at the
-        start else, of asynchronous workers, too. A batch without a static size counts as uneven.
-      active: float scalar tensor of this process, 1 or 0: with 0 its batch counts as empty; see
+      uneven: whether workers may have batches of different static sizes. Else these are refused at
+        the start, also of asynchronous workers. A batch without a static size counts as uneven.
+      active: float scalar tensor, 1 or 0: with 0 the batch of this process counts as empty; see
         `until_all_end`. None: always 1. Not with asynchronous workers.
-      wire: for a ring of 2 or 3 workers: `'float16'` or `'bfloat16'`, in which dense gradients
-        travel, in half the bytes; they are added up in float32. None: as they are.
+      wire: for a ring of 2 or 3 workers: `'float16'` or `'bfloat16'`: dense gradients travel in
+        this type, in half the bytes, and are added up in float32. None: they travel as they are.
       buffer_mb: for `'ring'`: the size of the buffers in which gradients travel together, a number
         of MiB. A buffer is sent when all of its gradients are there.
       every: for `'ring'`: 1, or K: each worker makes K steps on its own weights by its own
-        gradients, then all take the mean: no longer one device's steps on all examples.
+        gradients, then all take the mean of the weights. These are no longer the steps of one
+        device on all examples.
       compare: `'program'`: workers whose loss or update is computed by other operations than
         worker 0's are refused. `'variables'`, for programs that mean to differ: only the variables,
         gradients and settings have to be alike.
@@ -176,21 +177,21 @@ class Cluster(_Fields):
 
     @property
     def is_served(self) -> bool:
-        """Whether the variables are on parameter servers. So there is one of each for all workers,
-        and the engine has no operation by which worker 0 gives its values to the others."""
+        """Whether the variables are on parameter servers. Then all workers share each variable, and
+        the engine has no operation by which worker 0 gives its values to the others."""
         return self.engine.broadcast is None
 
     @property
     def has_addresses(self) -> bool:
         """Whether each worker has an address, at which a server of TensorFlow's listens: in a ring,
         and with parameter servers. With Horovod its launcher places the workers, and they have
-        none."""
+        no addresses."""
         return self.engine.place is None
 
     @property
     def served_rank(self) -> typing.Optional[int]:
-        """The rank of this worker, where several make one step on parameter servers, of which
-        worker 0 makes the update; else None."""
+        """The rank of this worker, where several workers make one step on parameter servers, and
+        worker 0 makes its update; else None."""
         if self.is_served and self.waits:
             return self.rank
         return None
@@ -243,8 +244,8 @@ class Cluster(_Fields):
         return None
 
     def begin_step(self, examples: typing.Union[int, tf.Tensor], reduction: str) -> StepOfWorkers:
-        """Begins a step of the workers in the graph of a build, before the towers have losses: it
-        says how these are weighted.
+        """Begins a step of the workers in the graph of a build, before the towers have losses: the
+        step says how the losses are weighted.
 
         Args:
           examples: the number of examples in this machine's batch, an int or an int scalar tensor.
@@ -278,7 +279,7 @@ class Cluster(_Fields):
         _check_does_not_combine(optimizer)
 
     def _check_takes_loss_scale(self) -> None:
-        """Raises `ClusterError` where a loss scale would not be one for all workers."""
+        """Raises `ClusterError` where the workers would not have one loss scale for all."""
         if self.has_local_steps:
             raise ClusterError('a loss scale follows the gradients of one worker, and with '
                                'every=%d the workers would average theirs: leave one out.'
@@ -319,8 +320,8 @@ def _workers_and_rank_of_launcher(
 
     Args:
       kind: of the cluster.
-      workers: as given to `Cluster`: (), or by `_replace` what this function has returned before.
-      rank: as given to `Cluster`: 0, or by `_replace` what this function has returned before.
+      workers: as given to `Cluster`: (); or, in a `_replace`, what this function returned before.
+      rank: as given to `Cluster`: 0; or, in a `_replace`, what this function returned before.
 
     Raises:
       InvalidArgumentError: something else was given.
@@ -357,7 +358,7 @@ def _counted(count: int, noun: str) -> str:
 
 def _check_arguments_of_kind(cluster: Cluster) -> None:
     """Raises `InvalidArgumentError` for an argument that goes with other kinds of cluster alone,
-    such as `every` with Horovod. One that has its default counts as not given."""
+    such as `every` with Horovod. An argument that has its default counts as not given."""
     parameters = inspect.signature(Cluster).parameters  # with the defaults
     for kind, engine in _ENGINES.items():
         arguments_of_other_kind = set(engine.arguments) - set(cluster.engine.arguments)
@@ -383,7 +384,8 @@ _NO_GRADIENT_TRAVELS = ('every=%d: no gradient travels, and all workers make all
 
 
 def _check_active(cluster: Cluster) -> None:
-    """Raises `InvalidArgumentError` for an `active` that is none, or does not go with the rest."""
+    """Raises `InvalidArgumentError` for an `active` that is no tensor, or that does not go with the
+    other arguments."""
     active = cluster.active
     if not cluster.synchronous:
         raise InvalidArgumentError('active=%.80r, synchronous=False: asynchronous workers end each '
@@ -396,7 +398,7 @@ def _check_active(cluster: Cluster) -> None:
 
 
 def _check_wire(cluster: Cluster) -> None:
-    """Raises `InvalidArgumentError` for a `wire` that does not go with the rest."""
+    """Raises `InvalidArgumentError` for a `wire` that does not go with the other arguments."""
     if cluster.every > 1:  # then workers send weights
         raise InvalidArgumentError(_NO_GRADIENT_TRAVELS % (cluster.every, 'wire'))
     if cluster.num_workers > MOST_GATHERED:
@@ -424,8 +426,8 @@ def _check_places(cluster: Cluster) -> None:
 
 
 def _check_addresses(addresses: typing.Iterable) -> None:
-    """Raises `ClusterError` for an address that is none, or that occurs twice."""
-    # In lower case, as names of hosts are the same in both.
+    """Raises `ClusterError` for a malformed address, or for an address that occurs twice."""
+    # In lower case: names of hosts are the same in upper and lower case.
     places = [split_address(str(address).lower()) for address in addresses]
     for place in places:
         if places.count(place) > 1:

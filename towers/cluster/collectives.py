@@ -1,13 +1,13 @@
 """TensorFlow's collective operations, by which the workers of a ring exchange messages.
 
 A *message* is one collective operation that all workers run: each worker gives a tensor, and gets
-the sum of all of them, or all of them. TensorFlow brings together the operations that have the same
-key on all workers.
+the sum of all workers' tensors, or all these tensors. TensorFlow brings together the operations
+that have the same key on all workers.
 
-Messages with gradients form chains, in one order on all workers, each after the message before it.
-Else one worker could wait in a message for a worker that waits in another one, or end its training
-while another worker waits for it. So each method of `Collectives` takes `awaited`: the message, or
-operation, that the new message waits for.
+Messages with gradients form chains: each message waits for the message before it, and the order is
+the same on all workers. Else one worker could wait in a message for a worker that waits in another
+message, or end its training while another worker waits for it. So each method of `Collectives`
+takes `awaited`: the message, or operation, that the new message waits for.
 
 Its test is `tests/cluster/test_ring.py`.
 """
@@ -23,25 +23,26 @@ from towers.placement.variable_device import only_device
 
 WIRES = {'float16': tf.float16, 'bfloat16': tf.bfloat16}  # the words of `Cluster(wire=…)`
 MOST_GATHERED = 3
-"""The number of workers up to which gathering 16-bit numbers sends fewer bytes than a ring sends of
-float32. Of W workers, each sends 2 (W - 1) bytes a number to gather, and 8 (W - 1) / W in a
-ring."""
+"""The number of workers up to which a gather of 16-bit numbers sends fewer bytes than a ring sends
+for float32 numbers. Of W workers, each sends 2 (W - 1) bytes a number in a gather, and
+8 (W - 1) / W in a ring: 4 and 5.3 with 3 workers, 6 and 6 with 4."""
 
-_GROUP = 7919  # an arbitrary number, which a program's own collectives hardly use
-_BYTES_TO_HALVE = 1 << 20  # a smaller tensor is added up in no time
+_GROUP = 7919  # of all messages: an arbitrary number, which a program's own collectives hardly use
+_BYTES_TO_HALVE = 1 << 20  # see `reduce`; a smaller tensor is added up in no time
 
 
 class Received(typing.NamedTuple):
     """What a worker gets from all workers."""
-    values: typing.Any  # a tensor, or what the function says that returns this
-    message: typing.Any  # the last message that the values came by; the next one waits for it
+    values: typing.Any  # a tensor, or what the docstring of the function says
+    message: typing.Any  # the last message that the values came by; the next message waits for it
 
 
 class Collectives:
     """Makes the messages of this worker in the default graph.
 
-    Each message waits for `awaited` by a control edge of its own: TensorFlow drops the edges of a
-    constant, such as a shape, when it simplifies what the constant is for.
+    Each message waits for `awaited` by a control edge of its own, and not by an edge of its input:
+    the input may be a constant, such as a shape, and TensorFlow drops the control edges of a
+    constant when it simplifies the operations that take it.
 
     Attributes:
       num_workers: how many workers take part, W.
@@ -49,7 +50,8 @@ class Collectives:
     """
 
     def __init__(self, cluster: typing.Any):
-        """Takes the keys that follow those in the graph. `cluster` is the `Cluster`."""
+        """The new messages get the keys that follow the keys in the graph. `cluster` is the
+        `Cluster`."""
         self.num_workers = cluster.num_workers
         self.buffer_bytes = max(1, int(cluster.buffer_mb * (1 << 20)))  # `_pieces` divides by it
         self._rank = cluster.rank
@@ -57,9 +59,9 @@ class Collectives:
         self._last_key = max([0] + _keys_in_use(tf.get_default_graph()))
 
     def reduce(self, tensor: tf.Tensor, awaited: typing.Any, mean: bool = False) -> tf.Tensor:
-        """The sum, or the mean, of the workers' tensors of one shape."""
-        # TensorFlow cuts a tensor into as many pieces as there are offsets, and adds one up while
-        # it sends the other.
+        """The sum, or with `mean` the mean, of the workers' tensors, which have one shape."""
+        # TensorFlow cuts a tensor into as many pieces as there are offsets, and adds up one piece
+        # while it sends the other.
         offsets = [0, 0] if bytes_of(tensor) >= _BYTES_TO_HALVE else [0]
         with tf.control_dependencies([awaited]):
             reduced = tf.raw_ops.CollectiveReduce(
@@ -72,13 +74,14 @@ class Collectives:
                          mean: bool = False) -> Received:
         """The sum of the workers' dense gradients of a variable, or the mean of their weights.
 
-        What does not fit a buffer is sent in several messages: in one, 64 MB take twice as long.
+        A tensor that does not fit a buffer is sent in several messages: 64 MB in one message take
+        twice as long.
 
         Args:
-          large: of this worker; all workers' tensors have one shape.
+          large: the tensor of this worker; all workers' tensors have one shape.
           awaited: the message, or operation, for which the first message waits.
-          mean: whether to take the mean: of weights, in local steps, with which `Cluster` refuses
-            `wire`. So only sums travel in 16 bits.
+          mean: whether to take the mean: of the weights, in local steps. With these `Cluster`
+            refuses `wire`, so that only sums travel in 16 bits.
         """
         dtype = large.dtype.base_dtype
         tensor = tf.cast(large, type_of_sent_gradient(dtype))
@@ -99,7 +102,7 @@ class Collectives:
         return Received(tf.cast(total, dtype), awaited)
 
     def _pieces(self, tensor: tf.Tensor) -> typing.List[tf.Tensor]:
-        """A tensor as vectors that fit a buffer, about equally long; one that fits, as it is."""
+        """A tensor as about equally long vectors that fit a buffer; as it is, if it fits itself."""
         # Rounded up. 0 where the shape is not static: such a tensor cannot be cut, and goes whole.
         num_pieces = -(-bytes_of(tensor) // self.buffer_bytes)
         if num_pieces <= 1:
@@ -112,14 +115,14 @@ class Collectives:
     def _reduce_in_16_bits(self, tensor: tf.Tensor, awaited: typing.Any) -> Received:
         """The sum of the workers' tensors, which travel as 16-bit numbers.
 
-        TensorFlow's reductions would add up in 16 bits, too. So every worker gathers the numbers
-        of all workers, and adds them up in float32, in the same order on all of them. Two 16-bit
-        numbers travel as the bits of an int32.
+        TensorFlow's reductions would not only send, but also add up in 16 bits. So every worker
+        gathers the numbers of all workers, and adds them up in float32, in the same order on all
+        workers. Two 16-bit numbers travel as the bits of an int32.
         """
         count = tensor.shape.num_elements()
         own_numbers = tf.cast(tf.reshape(tensor, [-1]), self._wire)
         is_odd = count % 2
-        own_numbers = tf.pad(own_numbers, [[0, is_odd]])  # a zero as the partner of the last
+        own_numbers = tf.pad(own_numbers, [[0, is_odd]])  # a zero for the last of an odd count
         own_pairs = tf.bitcast(tf.reshape(own_numbers, [1, -1, 2]), tf.int32)  # [1, pairs]
         num_pairs = own_pairs.shape.as_list()[1]
         gathered = self._gather(own_pairs, [self.num_workers, num_pairs], awaited)
@@ -142,7 +145,7 @@ class Collectives:
         return tf.cast(self.reduce(with_zeros, awaited), rows.dtype)
 
     def gather_static(self, vector: tf.Tensor, awaited: typing.Any) -> tf.Tensor:
-        """The workers' vectors of one static size, one after the other, bit by bit."""
+        """The workers' vectors of one static size, one after the other, with all their bits."""
         return self._gather(vector, [self.num_workers * vector.shape.as_list()[0]], awaited)
 
     def _gather(self, tensor: tf.Tensor, shape: typing.List[int], awaited: typing.Any) -> tf.Tensor:
@@ -154,8 +157,9 @@ class Collectives:
         return gathered
 
     def broadcast(self, variables: typing.Iterable[tf.Variable]) -> tf.Operation:
-        """An operation that gives variables their values on worker 0. All workers have the same
-        variables, and send them in the order of their names, one message after the other."""
+        """An operation by which variables get, on all workers, the values that they have on worker
+        0. All workers have the same variables. There is one message for each variable, one after
+        the other, in the order of the variables' names."""
         operations = []
         awaited: typing.List[tf.Tensor] = []
         for variable in sorted(variables, key=lambda each: each.op.name):
@@ -163,7 +167,7 @@ class Collectives:
                 with tf.control_dependencies(awaited):
                     value = self._value_of_worker_0(variable)
                 awaited = [value]
-                if self._rank == 0:  # which sends its value, and keeps it
+                if self._rank == 0:  # worker 0 sends its value, and keeps it
                     operations.append(value.op)
                 else:
                     value = tf.cast(value, variable.dtype.base_dtype)
@@ -182,7 +186,7 @@ class Collectives:
         return tf.raw_ops.CollectiveBcastRecv(T=sent, shape=shape, **self._next_key())
 
     def _next_key(self) -> typing.Dict[str, int]:
-        """The attributes by which TensorFlow brings a message of all workers together."""
+        """The attributes by which TensorFlow brings together the operations of one message."""
         self._last_key += 1
         return {'group_size': self.num_workers, 'group_key': _GROUP,
                 'instance_key': self._last_key}

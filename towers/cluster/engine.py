@@ -1,8 +1,8 @@
 """What a kind of cluster consists of: the values by which an engine and the rest of the room meet.
 
-An engine is a module such as `ring`, with an `ENGINE`. Where several workers make one step, its
-`begin_step` gives an `EngineStep` before this machine's towers have losses; the `combine` of this
-gives `EngineGradients` when the towers have gradients.
+An engine is a module such as `ring`, with an `ENGINE`. Where several workers make one step, the
+engine's `begin_step` gives an `EngineStep` before this machine's towers have losses. `combine` of
+the `EngineStep` gives `EngineGradients` when the towers have gradients.
 
 Its tests are those of the engines, such as `tests/cluster/test_ring.py`.
 """
@@ -22,8 +22,8 @@ class EngineGradients(typing.NamedTuple):
     gradients: Pairs  # in a ring and by Horovod the same bits on all workers
     conditions: typing.List[tf.Operation]
     """What every write of a step waits for: on the chief of parameter servers the arrival of all
-    gradients, until which the other workers read the variables; with `Cluster(active=…)` the proof
-    that a worker has data."""
+    gradients, since the other workers read the variables until then; with `Cluster(active=…)` the
+    proof that a worker has data."""
     begin_session: typing.Callable = lambda session: None  # lets the steps of a session be made
     operation_of_step: typing.Callable = lambda update: update
     """`f(update)`: the operation of a step of this worker."""
@@ -34,13 +34,13 @@ class EngineStep(typing.NamedTuple):
     combine: typing.Callable
     """`f(gradients, loss, values)`: `EngineGradients`, see `StepOfWorkers.combine`."""
     loss_weight: typing.Union[float, tf.Tensor] = 1.  # by which this worker's losses are multiplied
-    workers: typing.Optional[Workers] = None  # None where they exchange no values
+    workers: typing.Optional[Workers] = None  # None where workers exchange no values
 
 
 class Engine(typing.NamedTuple):
     """What makes a kind of cluster work; `cluster.cluster` has the list of all."""
     name: str  # in words
-    arguments: typing.List[str]  # names of the arguments of `Cluster` that are not of all kinds
+    arguments: typing.List[str]  # names of the arguments of `Cluster` that some kinds do not have
     begin_step: typing.Callable
     """`f(cluster, weighting)`, where several workers make one step: its `EngineStep`."""
     broadcast: typing.Any
@@ -52,5 +52,5 @@ class Engine(typing.NamedTuple):
     """`f()`: `(number of workers, rank of this worker)`, as the engine's launcher says; None where
     workers have addresses."""
     gathered: typing.Any = None
-    """`f(text)`: the texts of all workers, by rank, where `text` is that of this worker; None where
-    workers have addresses, by which they meet."""
+    """`f(text)`: takes the text of this worker, and returns the texts of all workers, by rank; None
+    where workers have addresses, by which they meet."""

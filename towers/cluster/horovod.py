@@ -1,11 +1,11 @@
 """Horovod, an optional package: gradients over its processes, the broadcast at the start.
 
 Horovod's launcher starts the processes, one a worker, and gives each its rank. Each process adds up
-its towers' gradients; Horovod adds up those of all processes.
+its towers' gradients; Horovod adds up these sums over all processes.
 
 Words of `worker_step` used here: a `Weighting` says by which factor a worker's losses are
 multiplied, and is constant where all workers have one static number of examples; a `SessionGuard`
-fails in a session that has not begun with those of all workers.
+fails in a session that has not begun together with the sessions of all workers.
 """
 
 import typing
@@ -26,8 +26,8 @@ from towers.gradients.gradient_pairs import cast, each_row_once, tensors_of
 from towers.placement.variable_device import only_device
 
 _SCOPE = 'towers_shared/'
-"""A name scope at the root of the graph. Horovod brings together the tensors of one name on all
-processes, and the name scopes around a build may differ."""
+"""A name scope at the root of the graph. Horovod brings together the tensors that have the same
+name on all processes, and the name scopes around a build may differ."""
 
 
 def _load() -> typing.Any:
@@ -74,10 +74,11 @@ class _Messages:
     """Makes the messages of a step: operations by which Horovod adds up, or gathers, the tensors of
     one name on all processes.
 
-    TensorFlow takes Horovod's operations for functions of their input, which it may simplify. One
-    of a constant, such as a static number of rows, it would run a single time, when it prepares the
-    session; of two with one input it would run one. Each process simplifies by itself, so that one
-    process could wait for a message that another has left out. Hence `_known_in_step`.
+    TensorFlow takes Horovod's operations for functions of their input, which it may simplify. It
+    would run the message of a constant, such as a static number of rows, a single time, when it
+    prepares the session. Of two messages with the same input it would run one. Each process
+    simplifies by itself, so that one process could wait for a message that another process has left
+    out. Hence `_known_in_step`.
     """
 
     def __init__(self, hvd: typing.Any, check: tf.Operation):
@@ -113,9 +114,9 @@ class _Messages:
     def sum_of_gradients(self, gradient: typing.Any, variable: tf.Variable) -> typing.Any:
         """The sum of the processes' gradients of a variable, in the type in which they are sent.
 
-        Of sparse gradients, Horovod gathers the rows of all processes, and adds none of them up. So
-        the gathered rows of one index are added up here. Where many rows of this process may have
-        one index, they are added up before they are sent, too.
+        For sparse gradients, Horovod gathers the rows of all processes, and adds no rows up. So the
+        gathered rows of one index are added up here. Where many rows of this process may have one
+        index, this process also adds them up before it sends them.
         """
         sent = cast(gradient, type_of_sent_gradient(gradient.dtype))
         if not isinstance(sent, tf.IndexedSlices):
@@ -129,8 +130,9 @@ class _Messages:
         return each_row_once(self._hvd.allreduce(rows, op=self._hvd.Sum))
 
     def _known_in_step(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The same values, so that TensorFlow cannot simplify what takes them: they come out of one
-        of two branches, and are no constant; they are a placeholder's, and no other tensor's."""
+        """The same values, in a tensor that keeps TensorFlow from simplifying the message that
+        takes it. The values come out of one of two branches, so they are no constant. The tensor is
+        a new placeholder, so no other message has the same input."""
         branches = tf.raw_ops.Switch(data=tensor, pred=self._has_begun)
         values = tf.raw_ops.Merge(inputs=list(branches)).output
         return tf.placeholder_with_default(values, tensor.shape)
@@ -162,8 +164,8 @@ class _HorovodStep(typing.NamedTuple):
 
 
 def _combined(messages: _Messages, gradients: Pairs) -> Pairs:
-    """The sums of the processes' gradients. Horovod adds up the gradients whose operations have one
-    name on all processes: it is made of the variable's name."""
+    """The sums of the processes' gradients. Horovod adds up the gradients whose operations have the
+    same name on all processes; here the name is made of the variable's name."""
     combined = []
     for gradient, variable in gradients:
         scope = '%ssums/%s/' % (_SCOPE, variable.op.name)
@@ -187,8 +189,8 @@ def broadcast(unused_cluster: typing.Any, variables: typing.Iterable[tf.Variable
 
 
 def gathered_lines(text: str) -> typing.List[str]:
-    """The texts of all processes, by rank; `text` is that of this process. They are sent as bytes:
-    nothing is unpickled."""
+    """The texts of all processes, by rank; `text` is the text of this process. The texts are sent
+    as bytes: nothing is unpickled."""
     hvd = _load()
     text_bytes = np.frombuffer(text.encode('utf-8'), np.uint8)
     with tf.Graph().as_default(), tf.device('/cpu:0'):

@@ -1,15 +1,15 @@
-"""The gradients of a build over machines, its step, and the builds of a graph that have these.
+"""The gradients of a build over machines, its step, and the list of such builds in a graph.
 
 A `StepOfWorkers` is made before this machine's towers have gradients: it weights their losses, and
 exchanges values of the forward pass. Its `combine` gives an `Exchange`, which combines the
-gradients with those of the other machines; `completed` gives `Machines`, the complete value, when
-the update is there. Several builds of one graph, such as the two of a GAN, train in a ring and by
-Horovod: `join` is given one of them, and takes in all.
+gradients with the gradients of the other machines. Its `completed` gives `Machines`, the complete
+value, when the update is there. Several builds of one graph, such as the two builds of a GAN, can
+train in a ring and by Horovod: `join` is given one of these builds, and takes in all.
 
 Words of `Cluster` used here: `workers_a_step` workers' gradients are in an update, 1 where each
 worker steps by itself; a cluster `has_copies` of the variables, one on each worker, in a ring and
 by Horovod; a worker has a `served_rank` where several make one step on parameter servers; `active`
-is there if the data of a worker may end before those of others.
+is not None if the data of a worker may end before the data of others.
 """
 
 import functools
@@ -31,8 +31,9 @@ from towers.graph.graph_walk import (
 from towers.graph.variable_access import Writes
 
 BUILDS = ('__towers_builds_of_clusters',)
-"""The key of the collection of builds. TensorFlow writes collections with a string for a key into
-checkpoints' graphs, as it does not its own with such a tuple."""
+"""The key of the collection of builds. TensorFlow writes a collection whose key is a string into
+the graphs of checkpoints; it leaves out a collection with such a tuple for a key, as some of its
+own have."""
 
 _CONNECTION = ('__towers_connection',)  # the key of the collection with the graph's `Connection`
 
@@ -42,16 +43,18 @@ class StepOfWorkers:
 
     Attributes:
       loss_weight: by which this worker's losses are multiplied, a float or a float64 scalar, see
-        `Weighting`; 1. where its gradients are multiplied instead, or are not added up with those
-        of others.
-      workers: the `Workers` that values of the forward pass are exchanged with; None if with none.
+        `Weighting`; 1. where its gradients are multiplied instead, or are not added up with the
+        gradients of other workers.
+      workers: the `Workers` with which values of the forward pass are exchanged; None if no values
+        are exchanged.
       same_examples: this machine's number of examples, if all need the same number; else None.
     """
 
     def __init__(self, cluster: typing.Any, examples: typing.Any, reduction: str):
         """Begins a step; the arguments are those of `Cluster.begin_step`."""
         weighting = Weighting(cluster, examples, reduction)
-        updates_by_own_gradients = cluster.workers_a_step == 1  # alone, or not in step with others
+        # A single worker does, an asynchronous worker, and a worker in local steps.
+        updates_by_own_gradients = cluster.workers_a_step == 1
         if updates_by_own_gradients:
             step = EngineStep(functools.partial(_gradients_of_this_worker, cluster))
         else:
@@ -83,13 +86,13 @@ class Exchange:
 
     Attributes:
       own: list of `(gradient, variable)` of this machine's towers.
-      gradients: such a list, for the update, see `EngineGradients`.
+      gradients: list of `(gradient, variable)` for the update, see `EngineGradients`.
       conditions: what every write of a step waits for, see `EngineGradients`.
       names_of_sums: names of the operations that give sums over all workers: of `gradients`, and of
         values of the whole batch; empty where each worker steps by itself.
       same_examples: this machine's number of examples, if all need the same number; else None.
       updates_here: whether this worker makes the update.
-      begin_session: function by which a session lets its steps be made.
+      begin_session: function of a session, which lets the steps of the session be made.
     """
 
     def __init__(self, cluster: typing.Any, gradients: Pairs,
@@ -112,7 +115,7 @@ class Exchange:
         leaves_update_to_chief = makes_step_on_servers and not cluster.is_chief
         self.updates_here = not leaves_update_to_chief
         data_may_end = cluster.active is not None
-        if data_may_end and cluster.num_workers > 1:  # a single worker stops at its end
+        if data_may_end and cluster.num_workers > 1:  # a single worker stops when its data end
             gradients = worker_step.empty_at_end(gradients, cluster.active)
         combined = combine(gradients)
         self.gradients = combined.gradients
@@ -122,7 +125,7 @@ class Exchange:
         self.names_of_sums: typing.FrozenSet[str] = frozenset()
         are_sums_over_workers = cluster.workers_a_step > 1
         if are_sums_over_workers:
-            # A derivative of the sums would be one of this machine's summands alone.
+            # A derivative of the sums would be the derivative of this machine's summands alone.
             self.gradients = [(without_gradient(gradient), variable)
                               for gradient, variable in self.gradients]
             self.names_of_sums = _names_of_sums(self.gradients, values)
@@ -133,8 +136,8 @@ class Exchange:
         """The `Machines` of the build, when its update is there.
 
         Args:
-          update: the operation of the update; of a worker that leaves the update to the chief,
-            the same operation, which it never runs.
+          update: the operation of the update. A worker that leaves the update to the chief has the
+            same operation, and never runs it.
           awaited: what the optimizer waits for in the model: losses, and update ops that run
             with the update.
           replicated: names of the variables of which this worker's towers have replicas.
@@ -156,25 +159,25 @@ class Exchange:
     def _writes_of_update(self, update: tf.Operation, model_operations: typing.Container[str]
                           ) -> typing.Dict[str, typing.List[tf.Operation]]:
         """The operations by which the update writes global and trained variables, by the name of
-        the variable. What the model writes, whose operations have the names `model_operations`, is
-        no part of it."""
+        the variable. Operations of the model, which have the names `model_operations`, are no part
+        of the update."""
         variable_names = operation_names(tf.global_variables() + variables_of(self.gradients))
         update_operations = [op for op in step_operations([update])
                              if op.name not in model_operations]
         return writes_of(Writes(update.graph), variable_names, update_operations)
 
     def _needs_state_of_worker_0(self) -> bool:
-        """Whether the model's state, which each worker writes from its own batch, has to be that of
-        worker 0 when the update reads it: where each worker makes the update of all, which else
-        would differ. Variables on servers are one for all workers; and a worker in steps of its own
-        goes by its own state."""
+        """Whether the update has to read worker 0's values of the model's state, which each worker
+        writes from its own batch. It has to where each worker makes the one update of all workers:
+        by their own states, their updates would differ. It has not to where all workers share the
+        variables on servers, nor where a worker makes steps of its own, by its own state."""
         updates_of_all = self._cluster.workers_a_step > 1
         return self._cluster.has_copies and updates_of_all
 
 
 def _names_of_sums(gradients: Pairs, values: typing.Sequence[tf.Tensor]) -> typing.FrozenSet[str]:
-    """Names of the operations of gradients, of which a sparse one counts by its values, and of
-    further values."""
+    """Names of the operations that give gradients, and further `values`. Of a sparse gradient it is
+    the operation that gives the gradient's values."""
     names = [tensor.op.name for tensor in values]
     for gradient, _ in gradients:
         value: typing.Any = getattr(gradient, 'values', gradient)
@@ -197,7 +200,7 @@ class Machines(typing.NamedTuple):
     """From names of variables to the operations by which the update writes them."""
     model_operations: typing.FrozenSet[str]
     """Names of the operations of the model that the update waits for."""
-    state: typing.List[tf.Variable]  # what worker 0 gives to the others in each step
+    state: typing.List[tf.Variable]  # whose values worker 0 gives to the others in each step
 
     @property
     def updates_here(self) -> bool:
@@ -214,7 +217,7 @@ def _gradients_of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typin
     """The gradients of a worker that makes its update by its own gradients alone: of a single
     worker, an asynchronous one, or one in local steps; see `StepOfWorkers.combine`."""
     del loss, values  # which are for steps of several workers
-    # An optimizer's kernel adds up rows of one index in any order, so that bits differ by the run.
+    # An optimizer's kernel adds up rows of one index in any order: bits would differ between runs.
     gradients = rows_once(gradients)
     conditions = []
     data_may_end = cluster.active is not None
@@ -222,10 +225,10 @@ def _gradients_of_this_worker(cluster: typing.Any, gradients: Pairs, loss: typin
         ended = worker_step.raise_at_end(cluster.active < .5)
         conditions = [ended]
         gradients = worker_step.after(ended, gradients)
-    if cluster.num_workers == 1:  # it begins with no other's values: any session will do
+    if cluster.num_workers == 1:  # it begins with its own values: any session will do
         return EngineGradients(gradients, conditions)
     # Several workers begin with the values of worker 0, though each steps by itself: no step is
-    # made in a session that has not begun with these.
+    # made in a session that has not begun with these values.
     guard = worker_step.session_guard()
     gradients = worker_step.after(guard.check, gradients)
     return EngineGradients(gradients, conditions, begin_session=guard.begin)

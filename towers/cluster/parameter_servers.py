@@ -5,9 +5,10 @@ chief takes the sums when all gradients have come, makes the one update, and giv
 worker a token, for which it waits before its step ends. Other than in `SyncReplicasOptimizer`, a
 worker adds exactly one gradient a step, and gradients are clipped once, over all workers.
 
-A *round* is a step of all workers. Its number grows with the time of day, so that what another run
-has left on the servers has a lower one, and is dropped. A *token* is the number of the round that
-the chief has ended; it has a minus sign where all data have ended, such as -7 in the round 7.
+A *round* is a step of all workers. Its number grows with the time, so that gradients and tokens
+that an earlier run has left on the servers have lower numbers, and are dropped. A *token* is the
+number of the round that the chief has ended. It has a minus sign where the data of all workers have
+ended, such as -7 in the round 7.
 """
 
 import functools
@@ -52,9 +53,9 @@ class _Sums(typing.NamedTuple):
 def begin_step(cluster: typing.Any, weighting: Weighting) -> EngineStep:
     """Begins a step of the workers on servers. The losses get no weight.
 
-    Instead each worker's gradients are multiplied by its number of examples, and the sum of these
-    is divided by the number of all examples. So no worker waits for the others' numbers before it
-    has its losses.
+    Instead each worker's gradients are multiplied by its number of examples, and the sum of the
+    gradients is divided by the number of all examples. So no worker waits for the others' numbers
+    of examples before it has its losses.
 
     Args:
       cluster: the `Cluster`.
@@ -69,8 +70,8 @@ def _combine(cluster: typing.Any, weighting: Weighting, gradients: Pairs,
     """Adds up the gradients in the accumulators on the servers; see `StepOfWorkers.combine`.
 
     The chief gets the gradients over all machines, for the one update. Every other worker gets its
-    own gradients back. It makes the operations of an update, too, by which the workers' programs
-    are compared, but never runs them.
+    own gradients back. From these it makes the operations of an update, too, but never runs them:
+    they are made so that the updates of the workers' programs can be compared.
 
     Args:
       cluster: the `Cluster`.
@@ -80,8 +81,8 @@ def _combine(cluster: typing.Any, weighting: Weighting, gradients: Pairs,
       values: none, since workers on servers exchange no values.
     """
     del values
-    # The chief writes the variables as soon as all gradients are there. Another worker may still
-    # read variables for its loss then, unless it sends its gradients after that.
+    # The chief writes the variables as soon as all gradients are there. So another worker sends its
+    # gradients when it has its loss: else it could still have to read variables for the loss then.
     awaited = []
     if loss is not None and not cluster.is_chief:
         awaited = [loss]
@@ -92,7 +93,7 @@ def _combine(cluster: typing.Any, weighting: Weighting, gradients: Pairs,
             result = _gradients_of_chief(cluster, gradients, weighting, rounds, sums)
             begin_session = rounds.beginning([each.accumulator for each in sums.listed()])
         else:
-            # By the operations by which the chief makes its gradients of the sums, see `_combined`.
+            # Made by the same operations as the chief's gradients of the update, in `_combined`.
             like_sums = [(_as_sum(gradient, variable), variable)
                          for gradient, variable in gradients]
             result = EngineGradients(rows_once(like_sums), conditions=[])
@@ -107,9 +108,9 @@ def _end_of_step(cluster: typing.Any, rounds: '_Rounds', pushes: typing.List[tf.
                  update: tf.Operation) -> tf.Operation:
     """The operation that ends a step of this worker.
 
-    The chief's makes the update, and sends the number of the round to all others as a token. The
-    others' waits for that token. With `Cluster(active=…)` a token below 0 says that the data of all
-    workers have ended, and the operation raises.
+    The chief's operation makes the update, and sends the number of the round to all others as a
+    token. The operation of another worker waits for that token. With `Cluster(active=…)` a token
+    below 0 says that the data of all workers have ended, and the operation raises.
 
     Args:
       cluster: the `Cluster`.
@@ -136,11 +137,11 @@ def _end_of_step(cluster: typing.Any, rounds: '_Rounds', pushes: typing.List[tf.
 class _Rounds:
     """The number of the round, and the queues in which the chief sends it to the other workers.
 
-    The number of the first round is on the first server, where the chief puts it. Every other
-    worker takes it up from there when its session begins. Then each worker counts by itself.
+    The chief puts the number of the first round on the first server. Every other worker takes the
+    number up from there when its session begins. Then each worker counts by itself.
 
     Attributes:
-      own: the variable with this worker's number.
+      own: the variable with the number of this worker's round.
     """
 
     def __init__(self, cluster: typing.Any):
@@ -163,16 +164,16 @@ class _Rounds:
             self._take_up = tf.assign(self.own, self._shared.read_value()).op
 
     def begin_after_chief(self, session: tf.Session) -> None:
-        """Begins the rounds of a worker but the chief, which has begun them: takes up the number
-        from the server."""
+        """Begins the rounds of a worker other than the chief, when the chief has begun its own:
+        takes up the number of the first round from the server."""
         session.run(self._take_up)
 
     def beginning(self, accumulators: typing.List[typing.Any]) -> typing.Callable:
-        """Makes the operations by which the chief begins its rounds, before the others do. They
-        also drop the gradients that another run has left in the accumulators.
+        """Makes the operations by which the chief begins its rounds, before the others do. The
+        operations also drop the gradients that another run has left in the accumulators.
 
         Returns:
-          A function of a session that runs them.
+          A function of a session, which runs the operations.
         """
         with only_device(_FIRST_SERVER):
             first_round = tf.placeholder(tf.int64, [])
@@ -182,6 +183,8 @@ class _Rounds:
                                       for accumulator in accumulators])
             counts = [accumulator.num_accumulated() for accumulator in accumulators]
             dropped = [_take(accumulator, num_dropped) for accumulator in accumulators]
+        # `/cpu:0` names no job. `spread_over_servers` puts each assignment where its variable is:
+        # `_shared` is on the first server, `own` on this worker.
         with only_device('/cpu:0'):
             set_round = tf.group(tf.assign(self._shared, first_round),
                                  tf.assign(self.own, first_round))
@@ -207,8 +210,9 @@ class _Rounds:
         queue = self._queues[self._rank]
         with tf.control_dependencies(pushes):
             own = self.own.read_value()
-        # Takes tokens until one is of this round: lower ones are left from another run. Of a token
-        # with a minus sign, which ends the training, the absolute value is the round.
+        # Takes tokens until one has the number of this round: lower numbers are left from another
+        # run, and a 0 comes in each step where data may end (`_raise_when_all_ended`). A token with
+        # a minus sign ends the training: its absolute value is the round.
         with compat.control_flow_v1():  # a loop of control flow v2 cannot take a queue
             token = tf.while_loop(lambda token: tf.abs(token) < own,
                                   lambda token: queue.dequeue(), [tf.zeros([], tf.int64)])
@@ -218,9 +222,9 @@ class _Rounds:
 
 class _Beginning(typing.NamedTuple):
     """The operations by which the chief begins its rounds in a session."""
-    first_round: tf.Tensor  # a placeholder of its number
+    first_round: tf.Tensor  # a placeholder of the number of the first round
     refuse_older: tf.Operation
-    """Gives the accumulators the number of the first round: they drop gradients of lower ones."""
+    """Gives the accumulators the number of the first round: they drop gradients of lower rounds."""
     counts: typing.List[tf.Tensor]  # how many gradients each accumulator holds
     num_dropped: tf.Tensor  # a placeholder of the number of gradients to drop
     dropped: typing.List[typing.Any]  # for each accumulator, takes that many gradients out of it
@@ -229,11 +233,13 @@ class _Beginning(typing.NamedTuple):
     def run(self, session: tf.Session) -> None:
         """Begins the rounds.
 
-        First the accumulators get the number of the first round, so that none takes another old
-        gradient. Then the old ones are taken out, which raises an accumulator's number by 1. So the
-        accumulators get the number again. Only then it goes to where the other workers find it.
+        First the accumulators get the number of the first round, so that no accumulator takes
+        another old gradient. Then the old gradients are taken out, which raises an accumulator's
+        number by 1. So the accumulators get the number of the first round again. Only then that
+        number goes to the server, where the other workers find it.
 
-        The number is the time in microseconds, which is above that of any round of an earlier run.
+        The number is the time in microseconds, which is above the number of any round of an earlier
+        run.
         """
         feed = {self.first_round: int(time.time() * 1e6)}
         session.run(self.refuse_older, feed)
@@ -299,8 +305,8 @@ def _summands(cluster: typing.Any, gradients: Pairs, factor: typing.Any
             dtype = tf.float32
         with only_device('/cpu:0'):
             weighted = times(cast(gradient, dtype), factor)
-            # An accumulator adds up the rows of one index over the workers. Of several such rows
-            # of one worker it would hold each, and give each to the chief.
+            # An accumulator adds up the rows of one index over the workers. If one worker sent
+            # several rows of one index, the accumulator would give the chief each of these rows.
             if isinstance(weighted, tf.IndexedSlices):
                 weighted = each_row_once(weighted)
         summands.append(_Summand(value=weighted, shape=variable.get_shape(), name='sums/' + name,
@@ -333,6 +339,8 @@ def _sum(cluster: typing.Any, rounds: _Rounds, summand: _Summand,
             push = add(summand.value, local_step=own_round)
         with tf.control_dependencies([push]):
             total = _take(accumulator, cluster.num_workers)
+            # `own`: the accumulator has no edge back to this worker's gradients. Without `own`, a
+            # gradient of the total would be None, and raise no error, see `without_gradient`.
             total = without_gradient(total, own=summand.value)
     return _Sum(accumulator, push, total)
 
@@ -356,7 +364,7 @@ def _as_sum(gradient: typing.Any, variable: tf.Variable) -> typing.Any:
 
 
 def _take(accumulator: typing.Any, count: typing.Any) -> typing.Any:
-    """The sum of `count` gradients, which leaves the accumulator; waits until they are there."""
+    """Takes the sum of `count` gradients out of an accumulator; waits until they are there."""
     if isinstance(accumulator, tf.SparseConditionalAccumulator):
         return accumulator.take_indexed_slices_grad(count)
     return accumulator.take_grad(count)
@@ -387,7 +395,7 @@ def _gradients_of_chief(cluster: typing.Any, gradients: Pairs, weighting: Weight
 
 
 def _combined(gradients: Pairs, weighting: Weighting, sums: _Sums) -> Pairs:
-    """The gradients over all workers, in the types of this worker's.
+    """The gradients over all workers, in the types of this worker's gradients.
 
     Args:
       gradients: this worker's `(gradient, variable)` pairs.
@@ -412,7 +420,7 @@ def _combined(gradients: Pairs, weighting: Weighting, sums: _Sums) -> Pairs:
 def _raise_when_all_ended(rounds: _Rounds, all_gradients: tf.Operation,
                           num_examples: tf.Tensor) -> tf.Operation:
     """The operation that ends the chief's training in a step in which no worker has an example.
-    Before that it sends the others a token below 0, by which they end, too.
+    Before that, it sends the others a token below 0, by which they end, too.
 
     Args:
       rounds: this worker's count of the rounds.
@@ -421,8 +429,8 @@ def _raise_when_all_ended(rounds: _Rounds, all_gradients: tf.Operation,
     """
     with only_device(_FIRST_SERVER):
         is_over = num_examples <= 0.
-    # This token is sent in every step. It is minus the number of the round in the last step, and
-    # else 0, which a worker passes over.
+    # This token is sent in every step. In the last step it is minus the number of the round; in any
+    # other step it is 0, which a worker passes over.
     with tf.control_dependencies([all_gradients]), only_device('/cpu:0'):
         token = -rounds.own.read_value() * tf.cast(is_over, tf.int64)
         token_sent = rounds.send_tokens(token)

@@ -5,12 +5,13 @@ messages between the workers.
 
 Dense gradients share buffers, filled in the reverse order of the variables, as a backward pass
 computes them: the first buffer is sent while the backward pass goes on. With `Cluster(wire=…)` they
-travel as 16-bit numbers: every worker gathers those of all, and adds them up in float32, in one
-order, so that the sums are the same bits. Sparse gradients are sent as rows, by `ring_rows`.
+travel as 16-bit numbers: every worker gathers the numbers of all workers, and adds them up in
+float32, in one order, so that the sums have the same bits on all workers. Sparse gradients are sent
+as rows, by `ring_rows`.
 
 Words of `worker_step` used here: a `Weighting` says by which factor a worker's losses are
 multiplied, and is constant where all workers have one static number of examples; a `SessionGuard`
-fails in a session that has not begun with those of all workers.
+fails in a session that has not begun together with the sessions of all workers.
 """
 
 import functools
@@ -27,7 +28,7 @@ from towers.gradients.gradient_pairs import variables_of
 from towers.graph.graph_walk import bytes_of
 from towers.placement.variable_device import only_device
 
-BUFFER_MB = 4.  # MiB of gradients that travel together; larger ones in pieces
+BUFFER_MB = 4.  # MiB of gradients that travel together; a larger gradient travels in pieces
 
 
 def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineStep:
@@ -49,7 +50,7 @@ def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineS
             with only_device('/cpu:0'):
                 own_examples = tf.reshape(weighting.own_examples(), [1])
                 sum_of_examples = ring.reduce(own_examples, awaited)
-                awaited = sum_of_examples  # this message comes before those of gradients
+                awaited = sum_of_examples  # this message comes before the gradients
                 num_examples = sum_of_examples[0]
                 loss_weight = weighting.factor_in_step(num_examples)
     add_up = functools.partial(_sum_of_values, ring, guard.check)
@@ -69,7 +70,7 @@ def _sum_of_values(ring: Collectives, awaited: typing.Any, tensor: tf.Tensor) ->
     summand = tf.cast(tensor, type_of_sent_value(tensor))
     # TensorFlow's reduction of a tensor without numbers is a segmentation fault: where the shape
     # does not exclude that, a zero goes with the numbers.
-    surely_has_numbers = bool(tensor.shape.num_elements())  # which is None if not static
+    surely_has_numbers = bool(tensor.shape.num_elements())  # None if not static
     if surely_has_numbers:
         total = ring.reduce(summand, awaited)
     else:
@@ -94,9 +95,9 @@ class _RingStep(typing.NamedTuple):
         """Adds up the gradients over the workers.
 
         Args:
-          gradients: those of this worker, with their variables.
+          gradients: the gradients of this worker, with their variables.
           loss: not needed here; parameter servers alone wait for it.
-          values: the messages of values of the forward pass, such as those of `batch_sum`.
+          values: the messages with values of the forward pass, such as a `batch_sum`.
         """
         del loss
         _check_can_be_sent(gradients)
@@ -105,21 +106,21 @@ class _RingStep(typing.NamedTuple):
             dense = _add_dense(self.ring, gradients, self.awaited)
             sparse = add_rows(self.ring, gradients, self.awaited, self.have_equal_batches)
             # All messages come before the end of the step, by which the training may end: a worker
-            # that ended before one of them would leave the others waiting in it.
+            # that ended before a message would leave the others waiting in that message.
             messages = [dense.message, sparse.message] + list(values)
             with tf.control_dependencies(messages):
                 end_of_messages = self._end_of_messages()
             sums = dict(dense.values, **sparse.values)
             gradients = [(sums[variable.op.name], variable) for _, variable in gradients]
             gradients = worker_step.after(end_of_messages, gradients)
-        # Where the data may end, what the model itself writes waits for them, too: the step that
-        # finds no data changes nothing.
+        # Where the data may end, the model's own writes wait for the end of the messages, too: the
+        # step that finds no data changes nothing.
         conditions = [end_of_messages] if self.data_may_end else []
         return EngineGradients(gradients, conditions, begin_session=self.guard.begin)
 
     def _end_of_messages(self) -> tf.Operation:
-        """The operation for which the update waits. Where the data may end, it ends the training in
-        the step in which those of all workers have ended, by an error."""
+        """The operation for which the update waits. Where the data may end, it raises an error in
+        the step in which the data of all workers have ended: that ends the training."""
         if not self.data_may_end:
             return tf.no_op()
         return worker_step.raise_at_end(self.num_examples <= 0.)
@@ -129,11 +130,11 @@ def _check_can_be_sent(gradients: Pairs) -> None:
     """Raises `ClusterError` for a gradient that the workers cannot add up: of complex numbers, or
     of a variable whose shape is not static."""
     for variable in variables_of(gradients):
-        type_of_sent_variable(variable)  # which raises for these
+        type_of_sent_variable(variable)  # raises for such a gradient
 
 
 def _add_dense(ring: Collectives, gradients: Pairs, awaited: typing.Any) -> Received:
-    """Adds up the dense gradients over the workers, a buffer a message.
+    """Adds up the dense gradients over the workers, one buffer after the other.
 
     Args:
       ring: makes the messages.
@@ -156,14 +157,14 @@ def _add_dense(ring: Collectives, gradients: Pairs, awaited: typing.Any) -> Rece
 
 
 def _packed(gradients: typing.List[tf.Tensor]) -> tf.Tensor:
-    """The numbers of several gradients as one vector; of one gradient as it is."""
+    """The numbers of several gradients as one vector; a single gradient as it is."""
     if len(gradients) == 1:
         return gradients[0]
     return tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
 
 
 def _unpacked(packed: tf.Tensor, variables: typing.List[tf.Variable]) -> typing.List[tf.Tensor]:
-    """The gradients of these variables from what `_packed` made of them."""
+    """The gradients of these variables, taken out of what `_packed` made of the gradients."""
     if len(variables) == 1:
         return [packed]
     shapes = [variable.get_shape() for variable in variables]
@@ -175,15 +176,15 @@ def buffers_of(pairs: Pairs, max_bytes: int) -> typing.List[Pairs]:
     """Sorts dense gradients into the messages in which they travel together.
 
     Args:
-      pairs: `(gradient, variable)` pairs. The backward pass computes the last of them first, so
-        they are taken from the last on.
+      pairs: `(gradient, variable)` pairs. The backward pass computes the last pair first, so the
+        buffers are filled from the last pair on.
       max_bytes: the size of a buffer. A gradient that is larger travels alone.
 
     Returns:
-      A list of lists of pairs, each of one type.
+      A list of buffers, each a list of pairs whose gradients have one type.
     """
     buffers: typing.List[Pairs] = []
-    open_buffers: typing.Dict[tf.DType, Pairs] = {}  # the one of each type that is being filled
+    open_buffers: typing.Dict[tf.DType, Pairs] = {}  # of each type, the buffer that is being filled
     bytes_used: typing.Dict[tf.DType, int] = {}  # of the open buffer of each type
     for gradient, variable in reversed(pairs):
         size = bytes_of(variable)
@@ -209,7 +210,7 @@ def _configure(cluster: typing.Any, config: tf.ConfigProto) -> None:
     """Adds to a session's config what the messages of a `Cluster` need."""
     # Without this filter, TF 1.15 waits for the devices of all workers, and hangs.
     config.device_filters.append('/job:%s/task:%d' % (cluster.job, cluster.rank))
-    # The worker that brings the members of a group together.
+    # This worker brings the members of a group together.
     config.experimental.collective_group_leader = '/job:worker/replica:0/task:0'
 
 

@@ -1,7 +1,7 @@
 """Sparse gradients over the workers of a ring, which are sent as rows.
 
 Every worker gathers the rows of all workers, and adds up those with one index. Where the number of
-rows is static and the same on all workers, as of a lookup of `[batch, ids]`, all gradients of a
+rows is static and the same on all workers, as in a lookup of `[batch, ids]`, all gradients of a
 type go in one message, their indices as bits beside their rows. Else there are three kinds of
 messages: the numbers of rows of all gradients together, then all indices, then the rows of each
 type. Since a message has one size on all workers, a worker with fewer rows adds padding, which is
@@ -32,7 +32,7 @@ def add_rows(ring: Collectives, gradients: Pairs, awaited: typing.Any,
       gradients: all gradients of this worker.
       awaited: the message, or operation, for which the first message waits.
       have_equal_batches: whether all workers have the same static number of examples, so that a
-        static number of rows is the same on all of them, too.
+        static number of rows is the same on all workers, too.
 
     Returns:
       `Received` with `Sums`, `tf.IndexedSlices` with each row once.
@@ -59,13 +59,13 @@ def add_rows(ring: Collectives, gradients: Pairs, awaited: typing.Any,
 def has_few_static_rows(slices: tf.IndexedSlices, variable: tf.Variable) -> bool:
     """Whether a sparse gradient has a static number of rows, at most as many as its variable has.
 
-    Of 1,000 rows of a variable with 50, many have the same index. It is cheaper to add these up
-    before they are sent; how many rows that leaves is not static.
+    Of 1,000 rows for a variable of 50 rows, many have the same index. It is cheaper to add up the
+    rows of one index before they are sent; the number of rows that remain is not static.
     """
     num_rows = slices.indices.shape.num_elements()
     if num_rows is None or not variable.get_shape().is_fully_defined():
         return False
-    if num_rows == 0:  # no message is empty; those of dynamic rows have padding
+    if num_rows == 0:  # a message must not be empty: messages of dynamic rows have padding
         return False
     return num_rows <= variable.get_shape().as_list()[0]
 
@@ -128,8 +128,8 @@ def vectors_of(slices: tf.IndexedSlices, variable: tf.Variable, sent: tf.DType) 
       sent: the type of the vectors, a float of 32 or 64 bits.
     """
     indices = slices.indices
-    # `tf.bitcast` makes two floats of 32 bits of an index of 64, but no float of 64 bits of an
-    # index of 32: then the index gets 64 bits first.
+    # `tf.bitcast` makes two floats of 32 bits from an index of 64 bits, but no float of 64 bits
+    # from an index of 32 bits: then the index is cast to 64 bits first.
     if indices.dtype.size < sent.size:
         indices = tf.cast(indices, tf.int64)
     bits = tf.reshape(tf.bitcast(indices, sent), [-1])
@@ -194,7 +194,8 @@ def _add_dynamic_rows(ring: Collectives, pairs: Pairs, awaited: typing.Any) -> R
     own = [_rows_of(slices, variable) for slices, variable in pairs]
     own_counts = tf.stack([rows.num_rows for rows in own])  # [number of gradients]
     counts = ring.gather(own_counts[tf.newaxis], awaited)  # [W, number of gradients]
-    # All workers pad to the most rows of any worker; at least one, as a message is never empty.
+    # All workers pad to the most rows of any worker; at least to one row, since a message must not
+    # be empty.
     most_rows = tf.unstack(tf.maximum(tf.reduce_max(counts, 0), 1), len(own))
     own_indices = [tf.cast(rows.indices, tf.int64) for rows in own]
     indices, awaited = _gathered(ring, own_indices, most_rows, awaited=counts)
@@ -226,7 +227,7 @@ def _gathered_values(ring: Collectives, own: typing.List[_Rows],
       ring: makes the messages.
       own: this worker's gradients.
       most_rows: of each gradient, the most rows that a worker has.
-      awaited: the message for which the first one waits.
+      awaited: the message for which the first of these messages waits.
 
     Returns:
       `Received` with a list of tensors, one for each of `own`, as `_gathered` gives them.
@@ -247,8 +248,8 @@ def _gathered_values(ring: Collectives, own: typing.List[_Rows],
 
 
 def _sums_of_rows(rows: _Rows, sent: tf.DType) -> tf.Tensor:
-    """The values of a worker's gradient, [n, …], in the type in which they are sent: those of one
-    index are added up."""
+    """The values of a worker's gradient, [n, …], in the type in which they are sent: the rows
+    of one index are added up."""
     sums = tf.math.unsorted_segment_sum(rows.slices.values, rows.positions, rows.num_rows)
     row_shape = rows.variable.get_shape()[1:].as_list()
     return tf.cast(tf.reshape(sums, [-1] + row_shape), sent)

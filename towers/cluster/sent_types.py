@@ -1,7 +1,8 @@
 """The types in which numbers travel between workers.
 
 TensorFlow's collectives and Horovod send few types. Variables and values of a forward pass are
-converted to one of these without loss; gradients, which are rounded anyway, to a float.
+converted to a type that is sent, without loss. Gradients, which are rounded anyway, are converted
+to a float type.
 
 Its tests are `tests/cluster/test_ring.py` and `tests/cluster/test_horovod.py`.
 """
@@ -52,7 +53,7 @@ def type_of_sent_variable(variable: tf.Variable) -> tf.DType:
 
 
 def _type_without_loss(dtype: tf.DType) -> typing.Optional[tf.DType]:
-    """The type that is sent in the place of a type; None if no type holds its numbers."""
+    """The type in which numbers of type `dtype` are sent without loss; None if there is none."""
     for sent, held in _HELD_WITHOUT_LOSS.items():
         if dtype in held:
             return sent

@@ -1,12 +1,13 @@
 """Puts the operations of a finished graph on the parameter servers and on this worker.
 
-When the graph is complete, its global variables are spread over the servers, by size, and all other
-operations are put on this worker, but for those that look up rows of a variable. So gradients are
-added up within the machine before they go over the wire, and rows go, not their table.
+When the graph is complete, its global variables are spread over the servers, by size. All other
+operations are put on this worker, except the operations that look up rows of a variable. So the
+gradients of a machine are added up before they go over the wire, and rows go, not their table.
 
 Words of other rooms used here: operations of the types `LEAD_IN` hand a value on, also into a loop
-or a branch; those of `RESHAPES` give it in another shape; those of `CALLS` call functions; those of
-`SETS` set a variable. A `Precedence` knows which of some operations another operation waits for.
+or a branch; `RESHAPES` are types that give a value in another shape; `CALLS` are types that call
+functions; `SETS` are types that set a variable. A `Precedence` knows which of some operations
+another operation waits for.
 """
 
 import typing
@@ -35,7 +36,7 @@ def spread(cluster: typing.Any, built: typing.Any, scaffold: tf.train.Scaffold) 
     graph = tf.get_default_graph()
     trained = variables_of(built.gradients)
     are_workers_in_step = cluster.workers_a_step > 1  # asynchronous ones are not
-    if cluster.is_chief and are_workers_in_step:  # all of them have to read what its update writes
+    if cluster.is_chief and are_workers_in_step:  # all workers read what its update writes
         check_writes(graph, built)
     read_after_writes(graph, trained + tf.global_variables(), built.train_op)
     # The scaffold makes operations of its own, such as initializers, which are to be spread, too.
@@ -45,8 +46,8 @@ def spread(cluster: typing.Any, built: typing.Any, scaffold: tf.train.Scaffold) 
 
 def check_writes(graph: tf.Graph, built: typing.Any) -> None:
     """Raises `ClusterError` if something beside the step computes new values of trained variables:
-    it is left to chance whether other workers read a variable before or after that. A program may
-    load values, though."""
+    it is left to chance whether other workers read a variable before or after such a write. A write
+    that loads values, which are computed from no variable, is allowed."""
     fetches = [built.train_op]
     for tower in built.towers:
         fetches.extend(tower.updates)  # which the program may run with the train op
@@ -88,7 +89,7 @@ def read_after_writes(graph: tf.Graph, variables: typing.Iterable[tf.Variable],
       train_op: counts as a write of all variables, since it waits for the chief's update; or None.
 
     Raises:
-      ClusterError: the operation gets the value by way of a loop or a branch (v1), or reshaped.
+      ClusterError: such an operation gets the value by way of a loop or a branch (v1), or reshaped.
     """
     names = {variable.op.name for variable in variables if variable.op.type in REFERENCE_VARIABLES}
     reads = _LateReads(graph, names, train_op)
@@ -127,7 +128,7 @@ class _LateReads:
     def __init__(self, graph: tf.Graph, names: typing.Set[str],
                  train_op: typing.Optional[tf.Operation]):
         """Looks for the writes of the variables of these `names`; `train_op`, if there is one,
-        counts as a write of each of them."""
+        counts as a write of each of these variables."""
         self.writes: typing.Dict[str, typing.List[tf.Operation]] = {}
         if names:  # to find the writes of a large graph takes long
             finder = Writes(graph)
@@ -145,12 +146,14 @@ class _LateReads:
         Args:
           op: the operation.
           tensor: one of its inputs.
-          source: the operation of the variable that the tensor is read from, or any other one.
+          source: the operation of the variable that the tensor is read from; or any other
+            operation, if the tensor is read from no variable.
         """
-        if source.name not in self.writes:  # no variable, or none that is written
+        if source.name not in self.writes:  # no variable, or a variable that nothing writes
             return False
         if op.type in ('Merge', 'RefMerge'):
-            # Of its inputs, one is dead. A read that waits for the others would be dead with it.
+            # One of its inputs is dead in a step. A late read in the place of the live input would
+            # wait for the dead input, and be dead with it.
             return False
         if source.name in _variables_taken(op):
             # It runs on the server, where it reads the variable's memory itself.
@@ -178,7 +181,7 @@ def _replace_by_late_read(op: tf.Operation, position: int, source: tf.Operation)
 
 def spread_over_servers(cluster: typing.Any, graph: tf.Graph,
                         first: typing.Iterable[tf.Variable] = ()) -> typing.Dict[str, int]:
-    """Gives a job and a task to each operation of a graph that has none.
+    """Gives a job and a task to each operation of a graph that has no job.
 
     Args:
       cluster: the `Cluster`.
@@ -216,8 +219,9 @@ def _devices_with_server(graph: tf.Graph) -> typing.Dict[str, str]:
 
 
 def _server_of(op: tf.Operation, servers: typing.Dict[str, str]) -> typing.Optional[str]:
-    """The device of the server on which an operation runs: a variable, what takes a variable, or
-    what is colocated with an operation on a server. None if it runs on this worker.
+    """The device of the server on which an operation runs; None if it runs on this worker. On a
+    server are variables, operations that take a variable on it, and operations that are colocated
+    with an operation on it.
 
     Args:
       op: the operation.
@@ -245,11 +249,13 @@ def servers_of_variables(cluster: typing.Any, graph: tf.Graph,
     Args:
       cluster: the `Cluster`.
       graph: the graph.
-      first: the variables that are dealt out before all others. All workers have these, so that
-        they are on the same servers, whatever else a worker makes.
+      first: the variables that are dealt out before all others. All workers have these variables.
+        Dealt out first, they are on the same servers for all workers, whatever other variables a
+        worker makes.
 
     Returns:
-      {name of a variable: number of its server}, whatever the order in which they were made.
+      {name of a variable: number of its server}, whatever the order in which the variables were
+      made.
     """
     first = list(first)
     variables = variables_by_name(first + graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES))
@@ -260,8 +266,9 @@ def servers_of_variables(cluster: typing.Any, graph: tf.Graph,
 
 
 def _leader_of(name: str, variables: typing.Dict[str, tf.Variable]) -> str:
-    """The name of the variable that a variable is colocated with, as a slot is; its own name where
-    there is none. A leader may have a leader in turn, so the search goes on from there.
+    """The name of the variable that a variable is colocated with, as a slot is with the variable it
+    belongs to; its own name where there is no such variable. A leader may have a leader in turn, so
+    the search goes on from there.
 
     Args:
       name: of the variable.
@@ -301,7 +308,7 @@ def tasks_by_size(sizes: typing.Dict[str, int], count: int,
 
 def _variables_taken(op: tf.Operation) -> typing.List[str]:
     """Names of the variables that an operation takes by handle or reference, not by value."""
-    # An operation without such an argument takes the value of a reference.
+    # An operation without an argument of a reference type takes the value of a reference.
     may_take_reference = any(argument.is_ref for argument in op.op_def.input_arg)
     names = []
     for tensor in op.inputs:

@@ -1,11 +1,11 @@
 """What a worker adds to a step: the weight of its losses, and what keeps a step from being made.
 
-No step is made before the session has begun with those of all workers: in a plain `tf.Session` each
-worker would train by itself, without a word. So a step reads a variable to which only the hooks
-that begin a session give a value; TensorFlow's initializers leave it out.
+No step is made before the session has begun together with the sessions of all workers: in a plain
+`tf.Session` each worker would train by itself, without a word. So a step reads a variable to which
+only the hooks that begin a session give a value; TensorFlow's initializers leave it out.
 
 No step is made when the data of all workers have ended: that step raises, and changes nothing.
-Before, a worker whose own data have ended takes part, and gives no gradient.
+Before that step, a worker whose own data have ended takes part in the steps, and gives no gradient.
 """
 
 import functools
@@ -54,7 +54,7 @@ class Feed(typing.NamedTuple):
 
 
 class SessionGuard(typing.NamedTuple):
-    """Keeps steps from being made in a session that has not begun as those of a cluster do."""
+    """Keeps steps from being made in a session that has not begun as sessions of a cluster do."""
     check: tf.Operation  # fails in a session until `begin` was called with it; steps wait for it
     begin: typing.Callable  # function of a session, which lets steps be made in it
 
@@ -90,8 +90,8 @@ def explained(error: Exception) -> typing.Optional[TowersError]:
 def raise_at_end(is_over: tf.Tensor) -> tf.Operation:
     """An operation that raises `tf.errors.OutOfRangeError` when a bool scalar is true: it asks an
     empty data set for an element then."""
-    # In control flow v2, what waits for the branch would wait for its condition alone; in v1 it
-    # waits for the operations in the branch, which raise.
+    # In control flow v2, an operation that waits for the branch would wait for the condition alone.
+    # In v1 it waits for the operations in the branch, which raise.
     # Sessions on one server share iterators of one name. The name scope makes a name that a program
     # does not have.
     with only_device('/cpu:0'), compat.control_flow_v1(), tf.name_scope('towers_no_data'):
@@ -111,14 +111,15 @@ def empty_at_end(gradients: typing.Iterable, active: tf.Tensor) -> list:
 
     The worker computes its first batch again then, with a weight of 0. That is not enough: momentum
     moves the rows that a sparse gradient has, whatever their values; and 0 times infinity is NaN,
-    which the sum of all workers would be, too.
+    so that the sum over all workers would be NaN, too.
 
     Args:
       gradients: `(gradient, variable)` pairs.
       active: a scalar, 0 when the data of this worker have ended, else 1.
 
     Returns:
-      The same pairs; with `active` 0 dense gradients are zeros, and sparse ones have no row.
+      The same pairs; where `active` is 0, dense gradients are zeros, and sparse gradients have no
+      row.
     """
     with only_device('/cpu:0'):
         has_batch = active >= .5
@@ -144,15 +145,15 @@ def until_all_end(dataset: typing.Any) -> Feed:
         cluster = cluster._replace(active=feed.active)
         built = towers.build_towers(model_fn, feed.inputs, optimizer, cluster=cluster)
 
-    A worker whose data has ended computes its first batch again, of which no gradient is left
-    (sparse ones have no row), and leaves out its `UPDATE_OPS`. The step in which no worker has data
-    raises `tf.errors.OutOfRangeError` on all of them, as the end of the data does, and changes
-    nothing. Writes of the forward pass itself are made in both.
+    A worker whose data has ended computes its first batch again. Its gradients are zeros (sparse
+    gradients have no row), and it leaves out its `UPDATE_OPS`. The step in which no worker has data
+    raises `tf.errors.OutOfRangeError` on all workers, as the end of the data does, and changes
+    nothing. But writes of the forward pass itself are made in both kinds of steps.
 
     Use it on all workers, or on none.
 
     Args:
-      dataset: a `tf.data.Dataset` of batches, this worker's; at least one.
+      dataset: a `tf.data.Dataset` of this worker's batches, at least one.
 
     Raises:
       InputError: within `join`, in the first step: the dataset is empty.
@@ -185,11 +186,12 @@ def _with_mark(active: float, *components: typing.Any) -> tuple:
 
 
 class Weighting:
-    """The factor of a worker's losses with which the workers' gradients add up to that of all.
+    """The factor of a worker's losses with which the workers' gradients add up to the gradient of
+    all examples.
 
     It is n_w / n for the mean, W n_w / n for the sum, where worker w has n_w examples (0 when its
     data have ended), and all W workers have n. If all workers have to have the same number of
-    examples, it is constant; else each step adds up n.
+    examples, the factor is constant; else each step adds up n.
 
     Attributes:
       is_mean: whether the gradient is a mean over the examples.
@@ -209,7 +211,7 @@ class Weighting:
         self._examples = examples
         self.is_mean = reduction == 'mean'
         is_static = isinstance(examples, int)
-        data_may_end = cluster.active is not None  # then a worker has 0 examples from a step on
+        data_may_end = cluster.active is not None  # then examples are 0 from some step on
         # Other workers with another number are refused at the start, by the signature.
         self.is_constant = is_static and not cluster.uneven and not data_may_end
         self.same_examples: typing.Optional[int] = examples if self.is_constant else None
@@ -225,7 +227,7 @@ class Weighting:
 
     def factor_of_one_example(self, num_examples: tf.Tensor) -> tf.Tensor:
         """The factor of a worker with one example: 1 / n for the mean, W / n for the sum. A float64
-        scalar; `num_examples` is n, of which 0 counts as 1: there is no gradient then."""
+        scalar; `num_examples` is n. If n is 0 it counts as 1: there is no gradient then."""
         numerator = 1. if self.is_mean else float(self._cluster.num_workers)
         return numerator / tf.maximum(num_examples, 1.)
 
@@ -234,7 +236,7 @@ class Weighting:
         return self.own_examples() * self.factor_of_one_example(num_examples)
 
     def workers(self, loss_weight: typing.Any, add_up: typing.Callable) -> Workers:
-        """The `Workers` with which this one exchanges values of the forward pass.
+        """The `Workers` with which this worker exchanges values of the forward pass.
 
         Args:
           loss_weight: the factor of this worker's losses in a step, a float or a float64 scalar.
