@@ -191,7 +191,7 @@ def _checked_placement(device: typing.Optional[str], devices: Devices, objective
         earlier_placement = earlier.placement
     placement = Placement(device, devices, trains, alone=trains_without_cluster,
                           earlier=earlier_placement)
-    # Devices that were not checked may be those of another machine, which cannot be asked here.
+    # Devices that were not checked may be on another machine, which cannot be asked here.
     are_on_this_machine = devices.checked
     if are_on_this_machine and not placement.is_of_earlier_build:
         for variable_device in placement.devices():

@@ -1,5 +1,5 @@
-"""Records the model on shard 0, as a value: one call of the model function, in the caller's scopes;
-or the import of a finished model.
+"""Records the model on shard 0, as `Recorded`: one call of the model function, in the caller's
+scopes; or the import of a finished model.
 
 Its tests are `tests/api/test_build.py` and `test_reuse.py`.
 """

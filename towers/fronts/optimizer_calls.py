@@ -11,7 +11,8 @@ train op. So the model function makes the update itself, as on one device, with 
 3. When all towers are built, `update` sums the gradients of each call over the towers, variable by
    variable, and connects the stand-ins of that call to the sums.
 
-The calls of `apply_gradients` in the model function have indices, from 0.
+Below, a *call* is a call of `apply_gradients` in the model function; calls have indices, from 0.
+Only the method `call` is about the call of the model function itself.
 
 Words of other modules used here: `pairs` are gradients with their variables; a `Recording` notes
 the operations that a block makes; slots are variables that an optimizer makes for a variable;

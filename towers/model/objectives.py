@@ -31,7 +31,8 @@ class Objectives(tuple):
 
     @property
     def optimizer_calls(self) -> typing.Optional[GradientsOfModel]:
-        """The `GradientsOfModel` in the place of an optimizer; or None."""
+        """The `GradientsOfModel` that stands in the place of an optimizer, where the model function
+        calls optimizers itself; else None."""
         for objective in self:
             if isinstance(objective.optimizer, GradientsOfModel):
                 return objective.optimizer

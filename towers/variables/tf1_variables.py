@@ -76,7 +76,7 @@ class _Tf1Variable:
     graph: tf.Graph
 
     def value(self) -> tf.Tensor:
-        """The value; in a branch in a loop it is read before the loop."""
+        """The value. Within a branch in a loop, the value is read before the loop."""
         if self._is_read_in_branch_in_loop():
             with tf.control_dependencies(None):  # leaves the loop
                 return super().value()  # type: ignore[misc]  # of the class of TensorFlow
