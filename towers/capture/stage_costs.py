@@ -22,7 +22,7 @@ from towers.graph.op_types import RESHAPES, SIZES
 from towers.graph.variable_access import read_from
 from towers.recompute.segments import crossing_bytes, size_of
 
-_SLACK = 1.07  # the fullest stage may take 7 % more than its least memory, so that fewer bytes cross
+_SLACK = 1.07  # the fullest stage may take 7 % more than at best, so that fewer bytes cross
 
 
 class Piece(typing.NamedTuple):
