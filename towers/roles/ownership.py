@@ -388,7 +388,7 @@ def _state_of_copies(state_writes: StateWrites, request: Request) -> typing.Set[
 
 def _check_writes(writes: typing.Sequence[Write], runs: _Runs, request: Request) -> None:
     """Refuses writes that no tower may make, whatever value they write: with `copies='reuse'`,
-    writes in the forward pass; and writes by which the model function trains itself.
+    writes in the forward pass; and writes by which the model function trains by itself.
 
     Args:
       writes: the writes of the model function.

@@ -213,7 +213,7 @@ def _reads_beside_step(fetchable: typing.Sequence,
     reads_by_variable = collections.defaultdict(list)
     for op in step_operations(fetchable):
         is_read_beside_step = op.type in READS and op.name not in step
-        # The update, outside of loops and branches, cannot wait for a read inside of one.
+        # An operation outside of a loop or a branch cannot wait for a read inside.
         if not is_read_beside_step or compat.in_control_flow(op):
             continue
         variable = variable_op(op.inputs[0])

@@ -163,8 +163,8 @@ def held_by(holds: typing.Iterable[Hold]) -> typing.List[tf.Operation]:
 
 
 def check_references_in_loops(towers: typing.Sequence[Tower]) -> None:
-    """Refuses a loop (v1) of a tower that takes a reference variable of another device: its step
-    would never end. Nor does it in a hand-written tower loop (measured on 1.15.5 and 2.21)."""
+    """Refuses a loop (v1) of a tower that takes a reference variable of another device: the step
+    would never end, as in a hand-written tower loop (measured on 1.15.5 and 2.21)."""
     device_of_tower_0 = stages_of(towers[0].device)[0]
     # A `RefEnter` leads the memory of a reference variable into a loop: from the variable, or from
     # a write of it, whose result is the same memory.

@@ -179,9 +179,9 @@ class _Judge:
           op: the operation of the program that writes it.
         """
         if not self._is_from_shard(op):
-            # Nothing of the shard is upstream of the value, so it is a constant for the graph. But
-            # with a shard of 32 examples `tf.shape(x)[0]` may be the constant 32 in the graph. So
-            # an added 32 is refused here, since it may count examples or not.
+            # Nothing of the shard is upstream of the value. But with a shard of 32 examples,
+            # `tf.shape(x)[0]` may be the constant 32 in the graph. So an added 32 is refused: it
+            # may count the examples, or not.
             refused = self._refused_count(written, op)
             if refused is not None:
                 return refused
