@@ -20,6 +20,7 @@ from towers.graph.graph_walk import fetches_in, map_leaves
 from towers.model.losses import registered_losses
 from towers.model.outputs import ModelOutput
 
+# The collections of the program that its imports have; others, such as summaries, are left out.
 _COLLECTIONS = (
     tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES,
     tf.GraphKeys.METRIC_VARIABLES, tf.GraphKeys.UPDATE_OPS, tf.GraphKeys.REGULARIZATION_LOSSES,
@@ -43,8 +44,8 @@ class MadeProgram(typing.NamedTuple):
 
 
 def _check_by_tensor(name: str, given: typing.Any) -> None:
-    """Raises `InputError` if `given`, the argument of this name, is no dict
-    whose keys are tensors."""
+    """Raises `InputError` if `given`, the argument of this name, is no dict whose keys
+    are tensors."""
     is_dict = isinstance(given, dict)
     if not is_dict or not all(isinstance(key, tf.Tensor) for key in given):
         raise InputError(

@@ -65,8 +65,8 @@ def run_one_device(program: Program, seed: int, factor: int) -> RunOfOneDevice:
         model_fn, batch = _model_and_batch(program)
         objectives = _objectives(program)
         # Now there is a global step only if a finished program, imported above, or `make_optimizer`
-        # has made it. A model function is called later: a global step that it makes is left to it,
-        # as with the towers.
+        # has made it. A model function is called later: a global step that it makes is the model's
+        # own, as with the towers.
         global_step = tf.train.get_global_step()
         loss, updates = _loss_on_one_device(model_fn, batch, objectives, program.options)
         pairs_of_losses = []

@@ -83,8 +83,8 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
 
     Raises:
       MeasurementError: TensorFlow's allocator on CPUs does not count memory here.
-      InvalidArgumentError: `built` is not the result of `build_towers`; another argument is of
-        another kind.
+      InvalidArgumentError: `built` is not the result of `build_towers`; an argument
+        of another kind.
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     check_feed(feed_dict)

@@ -156,7 +156,7 @@ def _device_of_tower(entry: typing.Any) -> str:
     elif isinstance(entry, (list, tuple)) and entry:
         names = list(entry)
     else:
-        names = [entry]  # an empty list, or a value of another type: `canonical_device` refuses it
+        names = [entry]  # `canonical_device` refuses it: an empty list, or a value of another type
     canonical = list(map(canonical_device, names))
     if len(canonical) == 1:
         return canonical[0]
