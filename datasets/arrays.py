@@ -126,8 +126,8 @@ def shifts_of_epoch(num_examples: int, seed: int,
     """
     def shifts(epoch: tf.Tensor) -> tf.Tensor:
         """The shifts of an epoch."""
-        # `epoch_order` uses the seeds [seed, 0], [seed, 1], …. The shifts use [seed, -1], [seed,
-        # -2], …, so that they do not repeat its random numbers.
+        # `epoch_order` uses the seeds [seed, 0], [seed, 1], …. The shifts use [seed, -1],
+        # [seed, -2], …, so that they do not repeat its random numbers.
         seed_pair = tf.stack([tf.constant(seed, tf.int64), -1 - epoch])
         draws = tf.random.stateless_uniform(
             [num_examples, 2], seed=seed_pair, minval=0, maxval=2 * largest + 1, dtype=tf.int64)
@@ -211,7 +211,7 @@ def _preparation(shape: typing.Sequence[int], image_size: typing.Optional[int],
             'out to keep them as they are.' % (channels, shape[3]))
 
     def prepare(images: tf.Tensor) -> tf.Tensor:
-        """A batch of images, scaled; gray ones with equal red, green and blue."""
+        """A batch of images, scaled; gray images with equal red, green and blue."""
         if image_size is not None and (image_size, image_size) != tuple(shape[1:3]):
             # The op itself: TF 1's and TF 2's tf.image.resize differ in where pixel centres lie.
             images = tf.raw_ops.ResizeBilinear(

@@ -180,7 +180,7 @@ class ImageSet:
         return hashlib.sha256(names.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
 
     def listed_name(self, split: str, number: int) -> str:
-        """The name of an example in a list of bad ones, such as `train/daisy/1.jpg`."""
+        """The name of an example in a list of bad examples, such as `train/daisy/1.jpg`."""
         return shown('%s/%s' % (split, self.sources[split].name(number)))
 
     def where(self, split: str, number: int) -> str:
@@ -195,8 +195,8 @@ class ImageSet:
           number: the number of the example in its source.
 
         Raises:
-          DatasetError: it is bad, or a record does not have its checksum, which training does not
-            compare; names file, place and what is wrong.
+          DatasetError: the example is bad, or its record has another checksum, which training does
+            not compare; names file, place and what is wrong.
         """
         source = self.sources[split]
         try:
@@ -249,7 +249,7 @@ class ImageSet:
     def _read(self, split, places):
         """Reads the examples of a split at some places, int64 [n]; returns a `_Read`.
 
-        It tells what is wrong with an example instead of raising an error, which would be an error
+        For a bad example it returns what is wrong. It raises no error, since that would be an error
         of all n examples.
         """
         source = self.sources[split]

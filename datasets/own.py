@@ -251,7 +251,7 @@ class Own:
         size = shapes[0].as_list()[1:3]
         if None in size:
             return
-        # The first function that gives images of a known size sets it for the other one.
+        # The first function that gives images of a known size sets it for the other function.
         if self._size not in (None, size):
             raise OwnDataError(
                 '%s gives images of %d x %d pixels, and the other function of %d x %d: '
@@ -349,7 +349,7 @@ def _checked_batch(what, batch, batch_size):
       batch_size: the number of examples that each leaf has to have; None for any number but 0.
     """
     with tf.control_dependencies([_size_check(what, batch, batch_size)]):
-        # A sparse leaf is three tensors, which `expand_composites` gives one by one.
+        # A sparse leaf consists of three tensors, which `expand_composites` makes leaves.
         checked = tf.nest.map_structure(tf.identity, batch, expand_composites=True)
     if batch_size is not None:
         for leaf in tf.nest.flatten(checked):

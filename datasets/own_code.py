@@ -41,7 +41,7 @@ def own_function(name: str, flag: str = 'dataset', kind: type = OwnDataError,
 
 
 def _module(name, module_name, flag, kind):
-    """Imports the module, from the working directory or an installed one.
+    """Imports the module, from the working directory, or as an installed module.
 
     Args:
       name, flag, kind: as for `calling`.

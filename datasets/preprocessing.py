@@ -7,8 +7,8 @@ width, scaled. Values are in -1..1. (slim's `inception_preprocessing`. Its crop 
 of the box has to be covered: so no crop is smaller than a tenth. Its central part is what
 `tf.image.central_crop` gives.)
 
-Nothing draws a number here: what is random is given as numbers in [0, 1), `TRAIN_DRAWS` an image,
-so that augmentation is a function of the seed, the epoch and the example.
+Nothing draws a random number here: the caller gives random numbers in [0, 1), `TRAIN_DRAWS` for
+each image, so that augmentation is a function of the seed, the epoch and the example.
 """
 
 import typing
@@ -34,7 +34,7 @@ _CENTRAL_SHARE = 0.875
 
 def random_image(encoded: tf.Tensor, draws: tf.Tensor, image_size: int,
                  augment: str = 'inception') -> tf.Tensor:
-    """A training image: a random part of an encoded one, scaled, mirrored, its colours distorted.
+    """A training image: a random part of an encoded image, scaled, mirrored, its colours changed.
 
     Args:
       encoded: string scalar, a JPEG or PNG.

@@ -104,7 +104,7 @@ def _places(path: str):
     try:
         with open(path, 'rb', buffering=0) as file:
             return np.array(_places_in(file.fileno(), path), np.int64)
-    except DatasetError:  # which is an `OSError`, too
+    except DatasetError:  # which is also an `OSError`
         raise
     except OSError as error:
         raise DatasetError('Cannot read %s: %s.' % (path, error.strerror or error))

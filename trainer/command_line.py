@@ -1,7 +1,7 @@
 """The command line of train.py: parses flags, shows the help, says errors in the words of flags.
 
-This module and those that it imports do not import TensorFlow, which takes seconds: so a typing
-error is said at once. Its test is tests/trainer/test_trainer_flags.py.
+Neither this module nor the modules that it imports import TensorFlow, which takes seconds: so a
+typing error is said at once. Its test is tests/trainer/test_trainer_flags.py.
 """
 
 import difflib
@@ -205,8 +205,8 @@ def _escaped(text: str) -> str:
 def _refuse_unknown_option(name: str) -> typing.NoReturn:
     """Ends the program, since there is no option of that name.
 
-    The line names the flag of that name, if there is one; else the option with the most similar
-    name.
+    The line names the flag of that name, if there is such a flag; else the option with the most
+    similar name.
     """
     similar = difflib.get_close_matches(name, OPTIONS_BY_NAME, 1)
     if name in FLAGS_BY_NAME:
@@ -221,7 +221,7 @@ def _refuse_unknown_option(name: str) -> typing.NoReturn:
 def _check_kind(name: str, value: typing.Any) -> None:
     """Ends the program if the value of an option is of another type than its default.
 
-    A whole number is a number, too; true and false are not.
+    For an option that is a number, a whole number is of its type as well; true and false are not.
 
     Args:
       name: the name of the option.

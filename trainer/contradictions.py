@@ -3,9 +3,9 @@
 The type and the range of a single value are checked when it is parsed (`flags`). Here are the rules
 for several flags together, and for single values with more limits than a type and a range. A rule
 is a plain `if` that returns the line with which the program ends: what was given, and what to give.
-Flags without effect are refused, too, by the table `_GOES_WITH`: a user who gives one wants its
-effect. Whatever depends on the data or the model is refused later, by the module that knows it. Its
-test is tests/trainer/test_trainer_flags.py.
+Flags without effect are refused as well, by the table `_GOES_WITH`: a user who gives a flag wants
+its effect. Whatever depends on the data or the model is refused later, by the module that knows it.
+Its test is tests/trainer/test_trainer_flags.py.
 """
 
 import json
@@ -348,7 +348,7 @@ _OF_NETWORKS_BY_NAME = {'weight_decay', 'aux_loss_weight', 'batch_norm_decay', '
 
 
 def _problem_of_unused_flag(given: typing.Set[str]) -> typing.Optional[str]:
-    """Describes a flag that was given, but has no effect with the value of another one; None if
+    """Describes a flag that was given, but has no effect with the value of another flag; None if
     all is well."""
     for flag, other, values in _GOES_WITH:
         if flag in given and FLAGS[other].value not in values:

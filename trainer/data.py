@@ -128,7 +128,7 @@ def _failure_of_own_pipeline(error: tf.errors.OpError, text: str) -> datasets.Ow
         return datasets.OwnDataError('train_batches of %s ended, or has no examples: expected '
                                      'batches without end: add .repeat()' % FLAGS.dataset)
     # The text of a check in `datasets.own` has 'of <data set> ' in it, and is the whole error. The
-    # text of an assertion in the user's own pipeline does not, and is quoted as of any other error.
+    # text of an assertion in the user's own pipeline has not: it becomes the reason in the error.
     found = re.search(r'assertion failed: \[(.*? of %s .*?)\]' % re.escape(FLAGS.dataset), text)
     if found:
         return datasets.OwnDataError(found.group(1))

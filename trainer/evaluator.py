@@ -61,8 +61,8 @@ def evaluate_checkpoints(evaluate: typing.Callable[[str], dict], directory: str,
                          pause: float = 1.) -> None:
     """Evaluates each new checkpoint of a run; the results become lines of `FILE` in its folder.
 
-    It always takes the newest checkpoint; older ones, saved while it evaluated another, are passed
-    over.
+    It always takes the newest checkpoint. Older checkpoints that were saved during the evaluation
+    before are passed over.
 
     Args:
       evaluate: function from the prefix of a checkpoint to a dict of results.

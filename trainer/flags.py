@@ -323,7 +323,7 @@ def profiled_steps(text: str) -> typing.Optional[ProfiledSteps]:
     Args:
       text: the value of the flag, such as `'100,105'`.
     """
-    # At most 12 digits, since Python refuses to read a number of thousands of them.
+    # At most 12 digits, since Python refuses to read a number of thousands of digits.
     found = re.fullmatch(r'(\d{1,12}),(\d{1,12})', text)
     if found is None:
         return None

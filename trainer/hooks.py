@@ -122,6 +122,7 @@ def _evaluating(job: Job, cluster: typing.Optional[towers.Cluster], signals: typ
     breaks_off = stopped if cluster is None else None
     evaluation = RunEvaluation(job.evaluation, train_dir(), job.counts.global_step,
                                metric=FLAGS.keep_best, stopped=breaks_off)
+    # `every_steps` is None without --eval_steps: then there is only the evaluation at the end.
     # `skip_end`: a run that a signal stops is to end soon, without its last evaluation.
     hook = EvaluationHook(
         evaluation, job.counts.global_step, every_steps=FLAGS.eval_steps or None,
@@ -171,7 +172,7 @@ def _stop_at() -> typing.Optional[tuple]:
 
 
 class MinutesHook(tf.train.SessionRunHook):
-    """Stops the session after the step in which a number of minutes has passed since it began.
+    """Stops the session after a step, once a number of minutes has passed since the session began.
 
     Attributes:
       is_over: whether the time is over.
@@ -350,7 +351,7 @@ class ProfileHook(tf.train.SessionRunHook):
         self._step += 1
 
     def end(self, session: tf.Session):
-        """Ends TensorBoard's profile, if one has begun: after `last`, or as the session ends."""
+        """Ends TensorBoard's profile, if it has begun: after `last`, or as the session ends."""
         if self._profiles:
             self._profiles = False
             compat.stop_profile()

@@ -78,7 +78,7 @@ class Job(typing.NamedTuple):
       train_op: the operation of a step: the update of the towers, and all counts.
       evaluation: `Evaluation` of the test set, on the same variables; or None.
       iterator: the iterator of the training batches; to be initialized after the variables.
-      counts: the counts of a step; the batch size is that of all machines together.
+      counts: the counts of a step; its batch size is the examples of all machines together.
       last_example: the place in the stream of examples at which the run ends.
       learning_rate: a float32 scalar.
       input_wait: the seconds that the step waits for its batch, a float64 scalar; None with
@@ -221,7 +221,7 @@ def build_job(setup: Setup, position: Position = START, with_evaluation: bool = 
     Args:
       setup: the model and its data.
       position: how far the run is.
-      with_evaluation: whether to build the evaluation of the test set, too.
+      with_evaluation: whether to build the evaluation of the test set as well.
       cluster: the machines, or None.
       learning_rate: a float32 scalar in the place of the flags' learning rate; or None.
 

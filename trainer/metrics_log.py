@@ -39,7 +39,7 @@ class MetricsLog:
         """`path` is the name of the file, which `resume` makes."""
         self.path = path
         self._pending: typing.Optional[dict] = None  # the entry that is kept back
-        self._written: dict = {'step': -1}  # the entry of the file's last line
+        self._written: dict = {'step': -1}  # the entry of the file's last line; -1 without a line
 
     def resume(self, step: int, is_new: bool = False) -> typing.Optional[str]:
         """Prepares the file for a run that goes on from a step.
@@ -97,8 +97,8 @@ class MetricsLog:
           BadFileError: another line is no JSON object with a step.
         """
         lines = content.split(b'\n')
-        # What comes after the last line feed is empty, or half a line; or a line of which only the
-        # line feed is missing.
+        # The text after the last line feed is empty, or half a line, or a whole line without its
+        # line feed.
         is_whole = _parse(lines[-1]) is not None
         if not is_whole and _is_torn(lines[-1]):
             lines.pop()

@@ -13,8 +13,9 @@ class OutputStream:
     """A text stream that discards all text after a write has failed.
 
     So a long run saves and ends in good order with `train.py | head -3`, on a closed terminal, or
-    on a full disk, instead of failing in a line that it prints. All other attributes are those of
-    the stream. Several `OutputStream`s may write to one stream, such as a bar and plain lines.
+    on a full disk, instead of failing in a line that it prints. All other attributes are the
+    attributes of the stream. Several `OutputStream`s may write to one stream, such as a bar and
+    plain lines.
     """
 
     def __init__(self, stream: typing.TextIO,

@@ -26,8 +26,8 @@ def short_plan(plan: towers.Plan, audit: towers.Audit) -> str:
       audit: the audit of the same towers, without a broken promise.
 
     Returns:
-      Lines about the batch and the devices, the variables, what is not routine, and the audit's
-      verdict, with the bytes that are sent between devices.
+      Lines about the batch and the devices, about the variables, all lines of the plan that are not
+      routine, and the audit's verdict, with the bytes that are sent between devices.
     """
     batch, _, _ = str(plan).partition('\n')  # the first line, '2 towers, batch 100 = 2 x 50'
     verdict, _, _ = str(audit).partition('\n')  # the first line, 'audit: every promise kept'
@@ -72,7 +72,7 @@ def _is_of_variables(note: str) -> bool:
 
 
 def whole_plan(plan: towers.Plan, audit: towers.Audit, session_config: str) -> str:
-    """The text of all of the plan, of what `Plan.explain` says of it, and of the audit.
+    """The text of the whole plan, then what `Plan.explain` prints, then the whole audit.
 
     Args:
       plan: the plan of the towers.

@@ -32,8 +32,8 @@ class ProgressHook(tf.train.SessionRunHook):
 
     Where standard output and standard error are terminals it shows a bar, redrawn a few times a
     second; else it writes a line every `log_every` steps to standard output, for `| tee log` and
-    `> log`. If the lines can no longer be written, the run goes on without them. The rates shown
-    are those of the last ten seconds, without evaluations and checkpoints.
+    `> log`. If the lines can no longer be written, the run goes on without them. The rates are
+    measured over the last ten seconds, without evaluations and checkpoints.
 
     `metrics.jsonl` has a line for each multiple of `log_every` steps, and for the last step. A run
     that was killed has the same lines in the end as a run that was not: the number of a step alone
@@ -351,7 +351,7 @@ class _Saves(tf.train.CheckpointSaverListener):
         self._clock.away(time.perf_counter() - self._began)
 
     def end(self, session: tf.Session, global_step_value: int):
-        """Syncs the log, also where the last step was saved already; writes it as CSV, too."""
+        """Syncs the log, also where the last step was saved already; writes it as CSV as well."""
         self._log.sync()
         self._log.write_csv()
 

@@ -1,4 +1,4 @@
-"""--mode=find_rate: the loss over a rising learning rate, from which to choose one.
+"""--mode=find_rate: the loss over a rising learning rate, from which to choose a rate.
 
 The learning rate range test (Smith 2015, arXiv 1506.01186, section 3.3): a new model is trained for
 some steps, in which the rate of the optimizer grows by a constant factor from `LEAST` to `MOST`.
@@ -132,7 +132,7 @@ def proposed_rate(trials: typing.List[Trial]) -> typing.Optional[float]:
       trials: the trials with smoothed losses, in the order of their rates.
 
     Returns:
-      The rate; None if the loss was the smallest at the first trial, or there is only one.
+      The rate; None if the loss was the smallest at the first trial, or if there is one trial only.
     """
     if len(trials) < 2:
         return None

@@ -88,8 +88,8 @@ class RunSettings(tf.train.SessionRunHook):
         self._is_written = False
 
     def compare(self) -> typing.Optional[typing.List[Difference]]:
-        """The differences between these settings and those of the latest start; None if the file
-        is missing."""
+        """The differences between these settings and the settings of the latest start; None if the
+        file is missing."""
         former = _read(self._directory)
         if former is None:
             return None
@@ -185,7 +185,7 @@ def run_settings(batch_size: int, dataset: typing.Any = None, workers: int = 1) 
     Args:
       batch_size: examples a step, since the flag may be 'auto'.
       dataset: the data set, or None; its number of examples, and its names of classes and files,
-        are settings, too.
+        are settings as well.
       workers: the number of workers.
     """
     # A setting of the kind `ONCE` is of one start, not of the run.

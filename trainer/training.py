@@ -74,7 +74,7 @@ class _EndOfSession(typing.NamedTuple):
     Attributes:
       checkpoint: the prefix of the checkpoint that it has saved last.
       step: the step of this checkpoint.
-      is_early: whether the run has steps after this one.
+      is_early: whether the run has steps after this step.
       signal_number: the signal that has stopped the session; None if no signal has.
       failure: the error about the training data or the test set that has stopped the session; None
         if no error has.

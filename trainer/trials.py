@@ -183,7 +183,7 @@ def diagnose(setup: Setup) -> Diagnosis:
             with _timed(lambda: _reading(setup)) as measure_pipeline, \
                     _timed(lambda: _training(on_one_batch)) as measure_towers, \
                     _timed(lambda: _training(setup)) as measure_together:
-                for _ in range(_ROUNDS):  # in turns, so that other load slows all of them alike
+                for _ in range(_ROUNDS):  # in turns, so that other load slows all three alike
                     pipeline.append(measure_pipeline(seconds / _ROUNDS))
                     towers_alone.append(measure_towers(seconds / _ROUNDS))
                     together.append(measure_together(seconds / _ROUNDS))

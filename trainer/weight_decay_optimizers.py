@@ -111,7 +111,7 @@ class LARSOptimizer(_Layerwise, tf.train.MomentumOptimizer):
     def __init__(self, learning_rate: typing.Any, momentum: float = 0.9,
                  weight_decay: float = 1e-4, trust_coefficient: float = 0.001, name: str = 'LARS'):
         """`weight_decay` is the paper's beta, `trust_coefficient` its eta; a learning rate may be a
-        number, a scalar tensor, or a function that returns one."""
+        number, a scalar tensor, or a function that returns either."""
         super(LARSOptimizer, self).__init__(learning_rate, momentum, name=name)
         self._weight_decay = weight_decay
         self._trust_coefficient = trust_coefficient

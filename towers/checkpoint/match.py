@@ -40,7 +40,7 @@ class _Contents(typing.NamedTuple):
 
 
 class _Choice(typing.NamedTuple):
-    """The variables that take their values from a checkpoint, and those that do not."""
+    """The variables that take their values from a checkpoint, and the variables that do not."""
     taken: typing.Dict[str, typing.List[tf.Variable]]  # {name in the checkpoint: `_Wanted.parts`}
     left: typing.List[typing.Tuple[str, str]]  # the name, and the reason why it is not taken
 
@@ -138,7 +138,7 @@ class InitialValues:
         self._saver.restore(session, self.prefix)
 
     def __str__(self):
-        """The numbers of variables that were taken, by scope; then those that were left."""
+        """The numbers of variables that were taken, by scope; then the variables that were not."""
         scopes = collections.Counter(name.split('/')[0] for name in self.taken)
         counts = ['%s: %d' % (scope, count) for scope, count in sorted(scopes.items())]
         lines = ['from %s: took %d of %d variables (%s)' % (
@@ -200,8 +200,8 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
 
 def _choice(wanted: typing.Mapping[str, _Wanted], contents: _Contents,
             reasons_not_to_take: typing.Mapping[str, str]) -> _Choice:
-    """Chooses the variables whose values are taken: those that the arguments of `init_from` do not
-    leave out, and that fit.
+    """Chooses the variables whose values are taken: the variables that the arguments of `init_from`
+    do not leave out, and that fit.
 
     Args:
       wanted: all variables, by their names in the checkpoint.

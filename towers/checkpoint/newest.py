@@ -99,7 +99,7 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
     if named.fault is not None:
         state_file = os.path.join(directory, STATE_FILE)
         skipped.append(Damaged(state_file, step=None, reason=named.fault))
-        candidates = checkpoints  # any of them may be the newest
+        candidates = checkpoints  # any checkpoint may be the newest
     elif named.prefix is not None:
         # Without checkpoints of later steps, which a killed process may have left unfinished.
         candidates = with_older(named.prefix, checkpoints)
@@ -135,7 +135,7 @@ def _last_whole(candidates: typing.Sequence[str],
 
 
 def with_older(prefix: str, checkpoints: typing.List[str]) -> typing.List[str]:
-    """List of a checkpoint and the older ones of its run: they have the same name but for the step.
+    """List of a checkpoint and the older checkpoints of its run: names differ in the step only.
 
     Args:
       prefix: the prefix of the checkpoint, which is the last one of the list.
@@ -195,8 +195,8 @@ def describe_safe(directory: str) -> str:
 
 
 def safe_checkpoint(directory: str) -> Safe:
-    """Finds the last whole checkpoint of a directory, for an error about writing; damaged ones are
-    passed over."""
+    """Finds the last whole checkpoint of a directory, for an error about writing; damaged
+    checkpoints are passed over."""
     newest = None
     try:
         if tf.io.gfile.isdir(directory):

@@ -54,7 +54,7 @@ class ClosureTensors:
         """
         Args:
           tower_set: the towers.
-          losses: the means of `Tower.data_loss` over the batch: one, or a dict by name.
+          losses: the means of `Tower.data_loss` over the batch: one tensor, or a dict by name.
           gradients: list of the tensors of the combined gradients, which any update takes.
         """
         self._has_one_shard = tower_set.has_one_shard

@@ -222,7 +222,7 @@ class Copies:
     def _put_on_devices(self, copied: '_Copied', device: str) -> None:
         """Puts the operations of a copy on the devices of its tower.
 
-        An operation without a device, '', stays without one: TensorFlow chooses it.
+        An operation without a device, '', stays without a device: TensorFlow chooses it.
 
         Args:
           copied: the operations of the copy.

@@ -1,4 +1,4 @@
-"""The template of the copies: the operations of tower 0 that every other tower has, too.
+"""The template of the copies: the operations of tower 0 of which every other tower has a copy.
 
 A template is a `tf.GraphDef`. Its names are relative to the scope that the towers are built in.
 A `Template` also has what depends on the tower, and is set after each import: the devices, with
@@ -109,8 +109,8 @@ class _Selection:
         self._shared = set(updates.shared)  # `nodes_for` adds tables, placeholders and the like
 
     def nodes_for(self, results: typing.Iterable) -> Nodes:
-        """The nodes of the operations to copy: all that results of tower 0 need, without what is
-        shared.
+        """The nodes of the operations to copy: all that results of tower 0 need, without shared
+        operations.
 
         Args:
           results: tensors, variables and operations of tower 0.
