@@ -67,8 +67,8 @@ class StepClock:
         self._latest = 0.  # the time at which the latest run ended
         self._waited = 0.  # seconds of waiting for input since the start
         # Seconds of evaluations and checkpoints, which marks leave out. An evaluation comes after
-        # the end of a run, so the time up to this end has nothing of it to leave out: its seconds
-        # wait in `_away_after_latest` until the next run has ended.
+        # the end of a run, so its seconds are not in the time up to this end: they wait in
+        # `_away_after_latest` until the next run has ended.
         self._away_before_latest = 0.
         self._away_after_latest = 0.
 

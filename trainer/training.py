@@ -270,7 +270,7 @@ def work(cluster: towers.Cluster, job: Job) -> int:
     """
     signals = towers.StopTogetherHook(cluster, job.built)
     hooks = [StartInputHook(job.iterator)]
-    if not cluster.synchronous:  # the worker makes its steps alone, and so ends at the last itself
+    if not cluster.synchronous:  # an asynchronous worker itself stops at the last step
         hooks.append(tf.train.StopAtStepHook(last_step=job.counts.last_step))
     try:
         with joined(cluster, job) as member:
