@@ -39,7 +39,7 @@ class Differentiated(typing.NamedTuple):
 
     Attributes:
       tower: the tower.
-      operations: all operations that were made for it, without those of its variables.
+      operations: all operations that were made for the tower, but for its variables' operations.
       recomputed: for each loss, the operations that its backward pass recomputes.
       random_keys: the constants in the seeds of its random operations, which copies change.
     """
@@ -117,7 +117,7 @@ class TowerGradients:
           recorded: the forward pass of this part.
           losses: the losses to differentiate.
           index: the index of the part among the parts of this machine.
-          scale: what the losses are multiplied by: a float, or a scalar tensor.
+          scale: the factor of the losses: a float, or a scalar tensor.
           other_fetches: tensors and operations that a step runs besides the results of the model
             function.
 
@@ -156,8 +156,8 @@ class TowerGradients:
 
         Args:
           by_objective: the gradients of each loss.
-          operations: all operations of the tower. All of them that are not in `backward` count as
-            the forward pass, such as the loss times its weight, and new seeds.
+          operations: all operations of the tower. An operation that is not in `backward` counts as
+            the forward pass, such as the loss times its weight, or a new seed.
           backward: the operations of the backward pass, with the recomputed operations.
         """
         objectives = self._request.training.objectives
@@ -196,7 +196,7 @@ class TowerGradients:
           losses: the losses to differentiate.
           index: the index of the part of the batch among the parts of this machine.
           device: the device of the part.
-          scale: what the losses are multiplied by: a float, or a scalar tensor.
+          scale: the factor of the losses: a float, or a scalar tensor.
         """
         with tf.device(TowerDevice(device)):
             return [self._differentiate_objective(index, objective, losses.data_loss, scale)
@@ -258,7 +258,7 @@ class TowerGradients:
           index: the index of the part of the batch among the parts of this machine.
           objective: the loss's name, optimizer and variables.
           data_losses: one loss, or a dict by the name of the objective.
-          scale: what the loss is multiplied by: a float, or a scalar tensor.
+          scale: the factor of the loss: a float, or a scalar tensor.
         """
         request = self._request
         data_loss = request.training.objectives.entry_of(objective, data_losses)
@@ -349,7 +349,7 @@ def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
       The `Keys` of the new seeds.
     """
     step = request.random_step  # None without `stateless_random`
-    is_copied = request.parts_a_call > 1  # for the other parts of the batch
+    is_copied = request.parts_a_call > 1  # the other parts get copies of this part
     is_of_first_machine = request.split.parts_before == 0
     # With copies='reuse', the model function is called for each tower. On one machine the program's
     # seeds then stay, as in a hand-written loop that calls the model function for each tower.

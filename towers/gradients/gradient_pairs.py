@@ -257,8 +257,8 @@ def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """The same sparse gradient with each row once: `[(2, a), (5, b), (2, c)]` becomes
     `[(2, a + c), (5, b)]`.
 
-    A kernel that applies repeated rows may add them up in any order, so that the result may differ
-    in its last bits from run to run.
+    A kernel that applies repeated rows may add them up in any order, so that the result may have
+    other bits.
     """
     # `place` has, for each row of the slices, the index of the row's number in `rows`.
     rows, place = tf.unique(slices.indices)

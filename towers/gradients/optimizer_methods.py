@@ -235,8 +235,8 @@ class OwnMinimize:
 
     def apply_gradients(self, pairs: list, global_step: typing.Optional[tf.Variable] = None) -> (
             tf.Operation):
-        """Makes the operation of one step by calling `minimize`, which gets a loss whose gradients
-        are those of the pairs.
+        """Makes the operation of one step by calling `minimize`, which gets a loss with the
+        gradients in the pairs.
 
         Args:
           pairs: list of `(gradient, variable)`; the gradient may be None.

@@ -1,4 +1,4 @@
-"""Random numbers of towers: each tower draws other numbers, and a resumed run draws the same ones.
+"""Random numbers: each tower draws other numbers; a resumed run draws the same numbers again.
 
 In copy k of tower 0 an op with the seeds (s, s2) gets seed2 = crc32('s s2 tower k'). Here k is the
 index of a part of the batch (the shard of a tower, or one of its micro-batches) among the parts of

@@ -67,7 +67,7 @@ class Tower(typing.NamedTuple):
 
     def own(self, operations: typing.Iterable[tf.Operation]) -> typing.List[tf.Operation]:
         """List of the operations, among `operations`, that belong to the tower. Raises
-        `InvalidArgumentError` for what is no operation."""
+        `InvalidArgumentError` if an element of `operations` is no operation."""
         own_operations = []
         for op in operations:
             check_instance('an operation', op, tf.Operation, 'a tf.Operation')

@@ -156,7 +156,7 @@ def _element_unstacked(op: tf.Operation, value: State, indices: State) -> State:
         x [8, 4]          the state of x, if x is without the examples
         x [5, 4]          unknown, if x is of one example, in a loop over the examples. A read at
                           the counter of the loop is allowed for elements of the state ONE_EXAMPLE:
-                          it would choose one of the 5 elements by the number of the example
+                          such a read would choose one of the 5 elements by the example's number
 
     Args:
       op: the operation `TensorArrayScatterV3`.

@@ -60,8 +60,8 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.gather(table [20, 4], x [n])`: [n, 4], a row of the table for each example; or
     `tf.gather(x [n, 4], [2, 0], axis=1)`: [n, 2], two columns of each example.
 
-    A gather from a shape picks some of its sizes. Even indices of the state UNKNOWN may be read in
-    the graph (`_gathered_at_unknown`): therefore the rule's row in the table `takes_unknown`.
+    A gather from a shape picks some of its sizes. If the indices are UNKNOWN, the operations that
+    compute them may tell the result: therefore the row of the table `takes_unknown`.
     """
     indices = states[1]
     if indices.kind is Kind.UNKNOWN:
@@ -100,7 +100,7 @@ def _gathered_at_known(op: tf.Operation, states: _States, view: View) -> State:
     if not_known is not None:
         return not_known
     params = states[0]
-    axis_argument = states[2:]  # [] for `Gather`, which has no axis
+    axis_argument = states[2:]  # [] for `Gather` and `ResourceGather`
     if params.kind is Kind.SIZES:
         sizes = rearranged_sizes(op, states, view)
         if sizes is not None:
@@ -116,7 +116,7 @@ def _gathered(op: tf.Operation, params: State, indices: State, view: View) -> St
     """The state of rows at indices, by the state of the indices.
 
         positions of examples    the rows of these examples
-        of one example           in a loop over the examples: the row is of this example, too
+        of one example           of this example, in a loop over the examples
         of the batch             by the places of the examples in params and indices
         a mean or a sum          a value of the shard chooses the row, which gets the value's mark
         the same on every tower  the state of the params: a row of a mean is a mean

@@ -1,4 +1,4 @@
-"""Rules for kernels whose first dimension is that of the images, and so of the examples.
+"""Rules for kernels on images: the first dimension has the images, and so the examples.
 
 Each of the `outer` x n x `inner` entries along the first dimension is an image. An example may have
 several images, such as the frames of a video. A kernel treats each image by itself, by weights that
@@ -7,6 +7,9 @@ all towers share.
 Where no input has entries of single examples, `not_linear` gives the state of the result: the same
 on every tower, or marked with the means and sums that it is computed from. A rule below
 `for_examples` is not asked about such inputs.
+
+A result has `is_constant=False` where the rule does not follow whether the entries are the same for
+each example; this is always sound (`State.is_constant`).
 """
 
 import typing
@@ -130,8 +133,7 @@ def space_to_batch(op: tf.Operation, states: _States, view: View) -> State:
     blocks = _blocks_of_each_image(op, view)
     if not has_examples_first(state):
         return unknown(op, _NO_IMAGES)
-    # The operation may pad the images with zeros: images of ones then have other entries, too. The
-    # rule does not follow this; `is_constant=False` is always sound.
+    # The operation may pad images of ones with zeros: `is_constant=False`, which is always sound.
     return state._replace(outer=state.outer * blocks, is_constant=False).with_marks_of(*states)
 
 
@@ -181,7 +183,7 @@ def fused_batch_norm(op: tf.Operation, states: _States, view: View) -> Results:
     parameters = states[1:]
     if not op.get_attr('is_training'):
         return _normalized_by_parameters(op, state, parameters)
-    scale_and_offset = parameters[:2]  # the other two do not normalize in training mode
+    scale_and_offset = parameters[:2]  # the other two, mean and variance, are for inference
     dimensions = op.get_attr('data_format').decode()  # 'NHWC': number, height, width, channels
     if state.axis == dimensions.find('C'):
         return _normalized_by_example(op, state, scale_and_offset)

@@ -8,6 +8,9 @@ examples (`State.outer`).
 Sizes that are joined stay sizes: `tf.stack([n, 4])` is a shape (`rearranged_sizes`). Where no input
 has entries of single examples, each entry of the result is an entry of one of the inputs. The
 result has the state of a choice among the inputs: `sum_of_totals` gives it for means and sums.
+
+A result has `is_constant=False` where the rule does not follow whether the entries are the same for
+each example; this is always sound (`State.is_constant`).
 """
 
 import functools

@@ -21,8 +21,8 @@ iterations, K is below the upper bound, and so again at least the maximum of the
 
 A lookup in the loop, such as of word vectors, is excluded. The gradient of the lookup has a row for
 each iteration, even if the iteration changes nothing: then a row of zeros. An optimizer with
-momentum changes the table's row for this row of zeros, too. The gradient of a shard that makes
-fewer iterations lacks the row.
+momentum changes a row of the table even if the row of its gradient is zeros. The gradient of a
+shard that makes fewer iterations lacks this row.
 
 The functions of this module read the operations of a loop of control flow v1 or v2. The differences
 between the two are in `Loop` and `Carried`. The state of the loop's condition has the mark of the

@@ -2,7 +2,7 @@
 `tf.nn.embedding_lookup_sparse` does in feature columns; and the words of any tensor, as
 `embedding_lookup_unique` of TensorFlow 1's `tf.contrib.layers` does.
 
-    words    a sparse tensor [n, …] of numbers of words, any number of them for each example
+    words    a sparse tensor [n, …] of word numbers; each example has any number of words
     different, which = tf.unique(words.values)       each word once; each value's place in these
     table_rows = tf.gather(table, different)
     positions = words.indices[:, 0]                  the example of each value

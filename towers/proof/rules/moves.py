@@ -130,8 +130,8 @@ def _moved_entries(rule: typing.Callable, op: tf.Operation, state: State, view: 
         return rule(op, state, view)
     if state.is_position:
         return _moved_positions(op, state, view)
-    # If the entries are of one example, a mean, a sum, or the same on every tower, then the moved
-    # entries are, too.
+    # The entries are of one example, a mean, a sum, or the same on every tower: moved entries keep
+    # this state.
     is_uniform = state.is_uniform and op.type in _KEEP_UNIFORM
     return state._replace(is_uniform=is_uniform)
 

@@ -205,7 +205,7 @@ def _are_added_up(places: State, values: State, shape: typing.Optional[Sizes]) -
 # ---- sparse tensors ------------------------------------------------------------------------------
 
 def is_sparse(indices: State, values: State) -> bool:
-    """Whether two states are those of the indices and the values of a sparse tensor [n, …].
+    """Whether these are the states of the indices and the values of a sparse tensor [n, …].
 
     The indices and the values must have the same selection (a part of the values' layout). Then row
     i of the values is at index vector i.

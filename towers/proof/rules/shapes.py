@@ -390,6 +390,7 @@ def random_numbers(op: tf.Operation, states: _States, view: View) -> State:
         return unknown(op, 'draws from a distribution of the examples')
     shape = sizes_in(op.inputs[0], shape_state, view)
     result = tensor_of_shape(op, shape, shape_state)
+    # `tensor_of_shape` supposes one value for all examples. Here each example draws its own.
     return result._replace(is_constant=False, is_random=True).with_marks_of(*states)
 
 
@@ -410,7 +411,7 @@ def range_of(op: tf.Operation, states: _States, view: View) -> State:
 
 
 _Limits = typing.List[typing.Optional[Sizes]]
-"""The begin, end and step of a range, each a scalar; None for one that is not known."""
+"""The begin, end and step of a range, each a scalar; None for a limit that is not known."""
 
 
 def end_of_count(limits: _Limits) -> typing.Optional[Sizes]:

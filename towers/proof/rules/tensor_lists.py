@@ -74,7 +74,7 @@ def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
         x [8, 4]          8 elements of the state of x, if x is without the examples
         x [5, 4]          unknown, if x is of one example, in a loop over the examples. A read at
                           the counter of the loop is allowed for elements of the state ONE_EXAMPLE:
-                          it would choose one of the 5 elements by the number of the example
+                          such a read would choose one of the 5 elements by the example's number
     """
     value = states[0]
     is_apart_by_example = is_of_batch(value) and value.axis == 0
@@ -143,7 +143,7 @@ def _element_written(op: tf.Operation, list_: State, index: State, value: State)
       op: the operation `TensorListSetItem`.
       list_: the state of the list before.
       index: the state of the place, a scalar.
-      value: the state of what is written.
+      value: the state of the value that is written.
     """
     is_at_counter = index.is_position_of_each
     if is_at_counter:

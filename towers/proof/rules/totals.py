@@ -96,8 +96,8 @@ def not_linear(op: tf.Operation, states: _States, view: View,
 
 def for_examples(rule: typing.Callable) -> typing.Callable:
     """Decorator: makes the rule of an operation that is not linear, for all inputs, from a function
-    for inputs that tell of single examples. Where no input tells of single examples, the result is
-    that of `not_linear`.
+    for inputs that tell of single examples. Where no input tells of single examples, `not_linear`
+    gives the state of the result.
 
     Args:
       rule: function of the operation, the states of its inputs, and the view. At least one input
