@@ -137,7 +137,7 @@ def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> Results:
 
 def segment_rows(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.sparse.segment_sum(rows, row_numbers, positions)`: [n, 4], the sum or mean of the rows of
-    each example. It is known in two cases:
+    each example. The result is known in two cases:
 
         rows                row_numbers    the rows of an example are
         the table itself    values         the table's rows at the values of this example
@@ -169,7 +169,7 @@ def segment_rows(op: tf.Operation, states: _States, view: View) -> State:
 def _sums_of_examples(op: tf.Operation, table: State, values: State, positions: State,
                       view: View) -> State:
     """The state of sums [n, 4]: for each example, the sum of the table's rows at the values of this
-    example. It is unknown, unless each example is known to have a value.
+    example. The sums are unknown, unless each example is known to have a value.
 
     Args:
       op: the operation.

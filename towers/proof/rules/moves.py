@@ -61,8 +61,8 @@ def computes_entries(rule: typing.Callable) -> typing.Callable:
     """Decorator: makes the rule of an operation that is not linear, for all inputs, from a function
     for values of the batch.
 
-    Values of the examples are treated as in `moves_entries`. But means and sums are not: the
-    inverse of a mean of matrices is not the mean of the examples' inverse matrices.
+    Values of the examples are treated as in `moves_entries`. For all other values `not_linear`
+    gives the state: the inverse of a mean of matrices is not the mean of the examples' inverses.
 
     Args:
       rule: as in `moves_entries`.

@@ -149,7 +149,7 @@ def _places_of_stride(stride: int, lengths: typing.List[int],
 
     Args:
       stride: the number of entries from one example to the next.
-      lengths: of the dimensions.
+      lengths: the lengths of the dimensions.
       examples: the number of examples.
     """
     places = []

@@ -41,7 +41,7 @@ def total(kind: Kind, op: tf.Operation, is_constant: bool = False) -> State:
     Args:
       kind: MEAN, SUM or SHARE.
       op: the operation.
-      is_constant: of a sum, whether each example adds the same, as ones [n] do.
+      is_constant: whether each example adds the same number to a sum, as in the sum of ones [n].
     """
     return State(kind, reductions=frozenset([op.name]), is_constant=is_constant)
 
