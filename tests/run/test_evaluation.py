@@ -222,6 +222,8 @@ def test_what_cannot_be_evaluated():
              data(4, 2), {}),
             (InvalidArgumentError, "metric 'name' is of type string: expected a number",
              returning(metrics=lambda x: {'name': (tf.constant('x'), tf.no_op())}), data(4, 2), {}),
+            (InvalidArgumentError, "metric 'one' is a pair with the value 1.0, a constant: expected",
+             returning(metrics=lambda x: {'one': (1., tf.no_op())}), data(4, 2), {}),
             (ModelFunctionError, "metric 'name' is .*string.*: expected a scalar number",
              returning(metrics=lambda x: {'name': tf.constant('x')}), data(4, 2), {}),
             (InputError, r'gives elements of the shapes .*, single examples: expected batches',

@@ -1,8 +1,10 @@
 """`Evaluation`: metrics over a whole data set on all towers, exact also for a short last batch."""
 
 import collections
+import numbers
 import typing
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -305,14 +307,17 @@ def _checked_metrics(built: BuiltTowers, counters: typing.Sequence[tf.Variable]
         is_pair = isinstance(metric, tuple)
         if is_pair:
             value, update = metric
-            _check_counters(name, value, update, counters)
             _check_is_number(name, value)
+            _check_counters(name, value, update, counters)
     return metrics
 
 
-def _check_is_number(metric: str, value: tf.Tensor) -> None:
+def _check_is_number(metric: str, value: typing.Any) -> None:
     """Raises `InvalidArgumentError` for a pair of `tf.metrics`, of this name, whose value is no
-    scalar number."""
+    scalar tensor of numbers."""
+    if isinstance(value, (numbers.Number, np.generic)):
+        raise InvalidArgumentError('metric %r is a pair with the value %.80r, a constant: expected '
+                                   'a tensor that is computed from counters.' % (metric, value))
     if value.shape.ndims:  # None if the shape is not known: it may be a scalar
         raise InvalidArgumentError('metric %r has the shape %s: expected one number, or a '
                                    'metric for each.' % (metric, value.shape))
