@@ -1,5 +1,7 @@
 """The order of the towers' writes and reads before the update, and in turn."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -21,6 +23,30 @@ def losses_and_values(model_fn, inputs, count, names=(), steps=3, **options):
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         losses = [session.run([built.loss, built.train_op])[0] for _ in range(steps)]
         return losses, session.run(variables)
+
+
+def clock_of_rows(x, ids):
+    """Writes a clock to the rows of the examples, and lets it tick: both by update ops."""
+    rows, clock = [tf.get_variable(name, shape, tf.float32, ZEROS, trainable=False,
+                                   use_resource=True)
+                   for name, shape in (('rows', [4]), ('clock', []))]
+    loss = tf.reduce_mean(tf.square(x * tf.get_variable('w', [], initializer=ONES)))
+    # The second tower reads late.
+    late = tf.py_func(lambda x: time.sleep(.2 * float(x.max())), [x], [])
+    with tf.control_dependencies([late]):
+        now = clock.read_value() + 1.
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS,
+                         tf.scatter_update(rows, ids, tf.fill(tf.shape(ids), now)))
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(clock, now))
+    return loss
+
+
+def test_what_tower_0_writes_comes_after_reads_of_the_updates_of_other_towers():
+    inputs = (tf.placeholder_with_default([0., 0., 1., 1.], [None]),
+              tf.placeholder_with_default([0, 1, 2, 3], [None]))
+    _, values = losses_and_values(clock_of_rows, inputs, 2, ['rows', 'clock'])
+    assert values['clock'] == 3.
+    np.testing.assert_array_equal(values['rows'], [3., 3., 3., 3.])
 
 
 # ---- rows, and moving averages in branches -------------------------------------------------------

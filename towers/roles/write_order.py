@@ -297,10 +297,11 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
       frames: the loops and branches around all these operations.
       reads_of_updates: names of the operations that the towers' updates need. A write that every
         tower makes also waits for the reads among these: where an update computes rows from the
-        variable, all towers compute them from the values before the step.
+        variable, all towers compute them from the values before the step. A write that tower 0
+        makes for all waits for these reads of the other towers, whose updates may write other
+        variables. Where the updates of tower 0 read, the program says.
     """
-    reads_before = _ReadsBefore(writes, takers, reads, reads_of_updates,
-                                _steps_of_losses(towers[0]))
+    reads_before = _ReadsBefore(writes, takers, reads, reads_of_updates, towers[0])
     read_ends = _ReadEnds(towers, frames)
     holds = []
     for write in writes:
@@ -321,22 +322,21 @@ class _ReadsBefore:
     """Finds the reads of a variable that a write of it has to come after."""
 
     def __init__(self, writes: typing.List[TowerWrite], takers: Takers, reads: Operations,
-                 reads_of_updates: typing.Container[str],
-                 steps_of_losses: typing.List[typing.Set[str]]):
+                 reads_of_updates: typing.Container[str], tower_0: Tower):
         """
         Args:
           writes: the writes of the towers.
           takers: {name of a variable: the operations that take it}.
           reads: the operations of the forward and backward passes.
           reads_of_updates: names of the operations that the towers' updates need.
-          steps_of_losses: for each loss with a name, the names of the operations that its step
-            runs, see `_steps_of_losses`.
+          tower_0: the tower that makes the writes of the role `FIRST`.
         """
         self._writes = {write.op.name: write for write in writes}
         self._takers = takers
         self._reads = reads
         self._reads_of_updates = reads_of_updates
-        self._steps_of_losses = steps_of_losses
+        self._tower_0 = tower_0
+        self._steps_of_losses = _steps_of_losses(tower_0)
         self._finder = Writes(tf.get_default_graph())
 
     def of(self, write: TowerWrite) -> typing.List[tf.Operation]:
@@ -346,10 +346,13 @@ class _ReadsBefore:
 
     def _is_read_in_time(self, taker: tf.Operation, write: TowerWrite) -> bool:
         """Whether an operation belongs to a pass whose reads have to come before a write: to the
-        forward or backward pass; or, if every tower makes the write, to the updates."""
+        forward or backward pass; or to the updates, those of tower 0 only if every tower makes the
+        write."""
         if taker.name in self._reads:
             return True
-        return write.has_role_every and taker.name in self._reads_of_updates
+        if taker.name not in self._reads_of_updates:
+            return False
+        return write.has_role_every or not self._tower_0.has(taker.name)
 
     def certain_readers(self, write: TowerWrite) -> typing.Set[str]:
         """Set of the names of the operations that certainly read the variable of a write for a
