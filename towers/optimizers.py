@@ -295,7 +295,7 @@ def _combining_class(optimizer: typing.Any) -> typing.Any:
     return None
 
 
-def check_alone(optimizers: typing.Iterable = (), leaves_servers: bool = True,
+def check_alone(optimizers: typing.Iterable = (), refuses_servers: bool = True,
                 variables: typing.Iterable[tf.Variable] = ()) -> None:
     """Raises `ClusterError` for a program with parameter servers that does not pass `cluster=`.
 
@@ -303,11 +303,11 @@ def check_alone(optimizers: typing.Iterable = (), leaves_servers: bool = True,
 
     Args:
       optimizers: the optimizers of the losses.
-      leaves_servers: whether the towers would have the variables on other devices than the servers;
-        if not, variables there are no fault.
+      refuses_servers: whether a variable on a parameter server is a fault, since the towers would
+        have it on another device.
       variables: the variables of the graph.
     """
-    if leaves_servers:
+    if refuses_servers:
         # Of the variables that are there, and of those that the model function will make: these get
         # what the open `tf.device` scopes of the program say.
         devices = [variable.device for variable in variables] + [compat.devices_of_new_variables()]

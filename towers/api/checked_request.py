@@ -348,9 +348,9 @@ def _check_cluster(request: Request) -> None:
         return  # an evaluation is of this machine alone, and may read variables on servers
     if request.cluster is None:
         optimizers = [each.optimizer for each in objectives]
-        # `leaves_servers` is false where `VariablePlacement` names a server: then variables there
-        # are no fault.
-        check_alone(optimizers, request.placement.leaves_servers, tf.global_variables())
+        # A `VariablePlacement` that names a server wants variables there.
+        check_alone(optimizers, refuses_servers=request.placement.refuses_servers,
+                    variables=tf.global_variables())
     else:
         # There is one objective: `check_losses` refuses a cluster where losses have names.
         request.cluster.check_build(

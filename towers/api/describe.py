@@ -116,7 +116,8 @@ def _lines_of_model(tower_set: TowerSet, num_updates_before: int) -> Lines:
 
 def _variable_roles(tower_set: TowerSet,
                     without_gradient: typing.Container[str]) -> typing.List[VariableRole]:
-    """The role of each variable: who writes it, and why. Variables that nothing writes are last.
+    """The role of each variable: who writes it, and why. The variables of which `tower_set.roles`
+    explains nothing are last: no operation of a step writes them.
 
     Args:
       tower_set: the towers.
@@ -127,9 +128,9 @@ def _variable_roles(tower_set: TowerSet,
         if role.variable in without_gradient:
             role = role._replace(writer='nobody', reason='no loss depends on it')
         explained.append(role)
-    written = {role.variable for role in explained}
+    explained_names = {role.variable for role in explained}
     for variable in tower_set.recorded.variables:
-        if variable.op.name not in written:
+        if variable.op.name not in explained_names:
             explained.append(VariableRole(
                 variable.op.name, 'nobody', 'it is not trained, and no operation of a step '
                 'writes it'))

@@ -1,7 +1,7 @@
 """The plan's line `one device`: whether N towers are proven to give one device's numbers.
 
 The proof of the forward pass (`towers/proof/`) says where the examples are in each tensor. This
-module asks it about the losses: whether their sum over the towers, each times its weight, is the
+module asks it about the losses: whether their sum over the towers, each times its factor, is the
 loss of the whole batch. Its test is tests/api/test_plan.py; the tests of the verdicts are in
 tests/proof/test_verdict.py.
 
@@ -148,13 +148,14 @@ def _question(tower_set: TowerSet) -> Question:
 
 
 def _adds_shards(tower_set: TowerSet) -> bool:
-    """Whether the losses of the shards are added up, each with the weight 1. Where the loss is a
+    """Whether the losses of the shards are added up, each with the factor 1. Where the loss is a
     sum over examples, this gives the loss of the batch."""
     request = tower_set.request
     if losses_are_sums(request):
         return True
-    # With 'sum' the weights add up to the number of towers, N. Two equal shards have the weights 1
-    # and 1; shards of 3 and 1 examples 1.5 and 0.5. With two micro-batches a tower, each has 1/2.
+    # With 'sum' the factors of the losses add up to the number of towers, N. The losses of two
+    # equal shards have the factors 1 and 1; those of shards of 3 and 1 examples have 1.5 and 0.5.
+    # With two micro-batches in each tower, the loss of each micro-batch has the factor 1/2.
     adds_up_to_towers = request.training.reduction == 'sum'
     has_shard_a_tower = request.split.accumulate == 1
     return (adds_up_to_towers and has_shard_a_tower and tower_set.batch.is_even

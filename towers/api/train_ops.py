@@ -455,7 +455,8 @@ class _Steps:
 
         A write waits for the gradients. A write of a reference variable also waits for the other
         tensors that a program may fetch together with the step, since these read the variable's
-        memory. A tensor that a program may fetch without a step gets no wait.
+        memory. No operation that computes a tensor of `_fetchable` gets a wait: a program that
+        fetches this tensor without a step would run the operations that are waited for.
 
         Args:
           train_op: the operation that updates the variables.

@@ -255,8 +255,7 @@ def _line_text(line: typing.Sequence[str]) -> str:
 
 def _lines_of_loss(built: typing.Any, inputs: typing.List[tf.Tensor]) -> typing.List[_Line]:
     """The lines from the losses of a build back to its `inputs`."""
-    # `data_loss` is None only without an optimizer, in a build that no signature describes.
-    losses = [loss.op for loss in flat(built.towers[0].data_loss) if loss is not None]
+    losses = [loss.op for loss in flat(built.towers[0].data_loss)]
     input_names = operation_names(inputs)
     operations = losses[0].graph.get_operations()
     # Operations made before the inputs may belong to the reading of this worker's data.

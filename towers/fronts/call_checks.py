@@ -7,7 +7,6 @@ and gradients have to go to the update without a detour through variables.
 The test of this module is tests/fronts/test_optimizer_calls.py.
 """
 
-import re
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -18,9 +17,9 @@ from towers.graph.variable_access import Writes
 from towers.optimizers import OPTIMIZER_UPDATES
 from towers.roles.ownership import GRADIENTS_SCOPE
 
-# Operations of TF 1's `ConditionalAccumulator`, which is no variable: `Apply` adds a gradient to
-# it, `Take` takes the mean out of it.
-_ACCUMULATES = re.compile(r'Accumulator(Take|Apply)Gradient$')
+# The types of the operations that take the mean of the gradients out of TF 1's
+# `ConditionalAccumulator`, which is no variable, end like this.
+_TAKES_FROM_ACCUMULATOR = 'AccumulatorTakeGradient'
 
 
 def check_wrapped(train_op: tf.Operation, step: typing.List[tf.Operation],
@@ -105,8 +104,8 @@ def check_no_gathering(model: typing.List[tf.Operation], gradients: typing.List[
     upstream = graph_walk.ancestors(gradients)
     shared_state = []
     for op in model:
-        is_of_accumulator = _ACCUMULATES.search(op.type) is not None
-        if is_of_accumulator and op.name in upstream:
+        takes_from_accumulator = op.type.endswith(_TAKES_FROM_ACCUMULATOR)
+        if takes_from_accumulator and op.name in upstream:
             shared_state.append(op.name)
     shared_state += _variables_with_gradients(model, upstream)
     if shared_state:

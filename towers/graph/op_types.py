@@ -106,21 +106,21 @@ A build that gets the model as a finished one imports it as a placeholder with `
 
 
 def batch_value_to_be(op: tf.Operation) -> typing.Optional[str]:
-    """The kind of the value of the whole batch, such as `'sum'`, that is to be handed on by the
-    import of an operation of a finished model. None for an operation that `batch_sum` and its like
-    have not made."""
+    """The kind, such as `'sum'`, of the function that has made an operation outside of a build:
+    `batch_sum` or one of its like. A build that imports the operation makes a value of the whole
+    batch from it. None for an operation that no such function has made."""
     # The type is asked first, since `node_def` takes long.
     if op.type != 'Identity' or BATCH_VALUE_TO_BE not in op.node_def.attr:
         return None
     return op.get_attr(BATCH_VALUE_TO_BE).decode()
 
 
-def batch_value_kind(op: tf.Operation) -> typing.Optional[str]:
-    """The kind of the value of the whole batch that an operation hands on, such as `'sum'`: the
-    `Mark.role` of `batch_values`, which is `'sum_gradient'` in the backward pass. None for any
-    other operation."""
+def batch_value_role(op: tf.Operation) -> typing.Optional[str]:
+    """The role of an operation that hands on a value of the whole batch: the `Mark.role` of
+    `batch_values`, such as `'sum'`, or `'sum_gradient'` in the backward pass. None for any other
+    operation."""
     # The type is asked first, since `node_def` takes long.
     if op.type != 'PlaceholderWithDefault' or BATCH_VALUE not in op.node_def.attr:
         return None
-    unused_number, kind = op.get_attr(BATCH_VALUE).decode().split()
-    return kind
+    unused_number, role = op.get_attr(BATCH_VALUE).decode().split()
+    return role

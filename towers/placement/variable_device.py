@@ -122,7 +122,7 @@ class Placement:
       of_weights: the device of the trainable variables, where one device has all of them.
       has_replicas: whether each tower has a replica of every trainable variable.
       by_stage: whether each variable is on the device of the stage that makes it.
-      leaves_servers: whether to refuse a variable that the program puts on a parameter server,
+      refuses_servers: whether to refuse a variable that the program puts on a parameter server,
         since this process trains without parameter servers.
       is_of_earlier_build: whether the variables are of an earlier build, and stay where that build
         has put them.
@@ -158,7 +158,7 @@ class Placement:
             self.has_replicas = trains and len(devices) > 1
         # With `VariablePlacement('/job:ps/…')` the caller wants variables on a server.
         is_server_wanted = any('/job:ps' in name for name in self.devices())
-        self.leaves_servers = alone and not is_server_wanted
+        self.refuses_servers = alone and not is_server_wanted
 
     def describe(self) -> str:
         """The plan's text about where variables are, such as `'/cpu:0'`."""
@@ -171,7 +171,7 @@ class Placement:
     def scope(self, trainable: bool = True) -> typing.ContextManager:
         """The device scope in which to create a variable, `trainable` or not. After that, `note`
         has to be called with the variable."""
-        if self.leaves_servers:
+        if self.refuses_servers:
             check_alone()  # raises where the program's own device scope names a server
         return only_device(self._layout.device_of_new(trainable))
 

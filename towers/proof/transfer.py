@@ -9,14 +9,14 @@ Words of other modules used here: of `WrittenBefore`, `reads`: operations that r
 the forward pass has written it, and `takers_of_memory`: others that take the memory of such a
 variable; of `Bodies`, `branch_results`: the results of the functions that a call may run, `loops`:
 the bodies of loops v2, and `left_out`: calls whose bodies take no batch of another size;
-`batch_value_kind`: the kind of a value of all towers, such as 'sum'.
+`batch_value_role`: the role of a value of all towers, such as 'sum'.
 """
 
 import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.op_types import BRANCHES_V2, batch_value_kind
+from towers.graph.op_types import BRANCHES_V2, batch_value_role
 from towers.proof.by_table import InputStates, Results, states_by_row, states_by_table
 from towers.proof.rules import loops, loops_v2
 from towers.proof.rules.totals import marks_of_totals
@@ -155,7 +155,7 @@ class Transfer:
             # The operation is in the body of a function. If it has a gradient of its own, the call
             # of that function gets the mark (`Bodies.with_own_gradient`).
             return False
-        if batch_value_kind(original) is not None:
+        if batch_value_role(original) is not None:
             # Not the program, but this package gave it a gradient, which is linear: the sum over
             # the towers (`batch_values`).
             return False
@@ -167,7 +167,7 @@ class Transfer:
         """The kind of the value of the whole batch that an operation gives; None for an operation
         that gives no such value."""
         original = self._view.program_op(op)
-        return None if original is None else batch_value_kind(original)
+        return None if original is None else batch_value_role(original)
 
     def _over_towers(self, op: tf.Operation, state: typing.Optional[State], kind: str) -> Results:
         """The state of a value that is taken over all towers. It is the value of the whole batch,

@@ -269,8 +269,9 @@ def _takers_of_memory_from(variable: tf.Operation, not_running: typing.Container
     hands_memory_on = source is variable or source.type in HAND_ON_MEMORY
     takers: typing.List[tf.Operation] = []
     for output in source.outputs:
-        is_reference = is_variable(output)  # such as the result of an assignment
-        may_be_memory = hands_memory_on or is_reference
+        # The result of an `Assign` has the reference type that the memory of a variable has.
+        has_type_of_variable = is_variable(output)
+        may_be_memory = hands_memory_on or has_type_of_variable
         if may_be_memory and branch_of(output) not in not_running:
             takers += output.consumers()
     return takers

@@ -302,7 +302,9 @@ def _position_of_addition(op: tf.Operation) -> typing.Optional[int]:
     """The index of the input that an operation adds to a variable; None for an operation that does
     not add, or is in a branch or a loop (v1)."""
     if compat.in_control_flow(op):
-        return None  # the product with a weight, made here, would be outside of the branch or loop
+        # The callers compute a new addition from the old one. The new one would be outside of the
+        # branch or loop that has the old one.
+        return None
     if op.type in ADDS:
         return 1  # its inputs are the variable and the addition
     if op.type in ADDS_ROWS:

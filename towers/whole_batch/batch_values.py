@@ -30,7 +30,7 @@ from towers.errors import ModelFunctionError
 from towers.graph.op_types import (
     BATCH_VALUE,
     BATCH_VALUE_TO_BE,
-    batch_value_kind,
+    batch_value_role,
     batch_value_to_be,
 )
 from towers.model.build_context import Call, current_call
@@ -67,7 +67,7 @@ def mark_of(op: tf.Operation) -> Mark:
 
 def is_batch_value(op: tf.Operation) -> bool:
     """Whether an operation has a mark."""
-    return batch_value_kind(op) is not None
+    return batch_value_role(op) is not None
 
 
 # ---- the functions of the model's author ---------------------------------------------------------
@@ -220,8 +220,9 @@ def _check_not_refused(x: tf.Tensor, kind: str, call: Call) -> None:
 
 
 def _check_towers_can_meet(x: tf.Tensor, kind: str, graph: tf.Graph) -> None:
-    """Raises `ModelFunctionError` for a tensor in a loop, which the towers may repeat differently
-    often, or in a function, into which a tensor of another tower cannot be led.
+    """Raises `ModelFunctionError` for a call or a tensor in a loop, of which one tower may run more
+    iterations than another; or for a call in a function, into which a tensor of another tower
+    cannot be led.
 
     Args:
       x: the tensor.
@@ -230,8 +231,8 @@ def _check_towers_can_meet(x: tf.Tensor, kind: str, graph: tf.Graph) -> None:
     """
     is_called_in_function = graph is not tf.get_default_graph()
     is_called_in_loop = compat.builds_loop(graph)
-    is_of_loop = not compat.in_branches_alone(x.op)
-    if is_called_in_function or is_called_in_loop or is_of_loop:
+    is_computed_in_loop = not compat.in_branches_alone(x.op)
+    if is_called_in_function or is_called_in_loop or is_computed_in_loop:
         raise ModelFunctionError(
             'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where '
             'towers cannot meet: compute it outside; in a branch, tf.disable_control_flow_v2() '
@@ -353,7 +354,7 @@ def check_batch_values(operations: typing.Iterable[tf.Operation], analysis: Anal
       ModelFunctionError: a value is taken of a tensor that it is not made for.
     """
     for op in operations:
-        kind = batch_value_kind(op)
+        kind = batch_value_role(op)
         # The analysis leaves out what no result of the model function needs: no step computes it.
         is_analysed = op.name in analysis.analysed
         if kind is None or not is_analysed:

@@ -206,16 +206,20 @@ matrix_function = computes_entries(_on_matrices)
 def matrix_of_diagonal(op: tf.Operation, states: _States, view: View) -> Results:
     """`tf.linalg.diag(d [n, 3])`: [n, 3, 3], each vector on the diagonal of a matrix of its own.
 
-    Each entry of the result is an entry of d, or the padding around the diagonal. So the matrix of
-    a mean is a mean. The matrix of a sum is a sum without an offset, if the padding is 0.
+    Each entry of the result is an entry of d, or the padding around the diagonal. So the result is
+    the sum of two matrices: one has the entries of d and zeros, the other has the padding and
+    zeros. The matrix of a mean is a mean. The matrix of a sum is a sum without an offset, if the
+    padding is 0.
     """
     if any_by_example(states):
         return _matrices_of_diagonals(op, states, view)
     diagonal = states[0]
-    has_padding = len(states) > 1  # the last input of MatrixDiagV2 and V3
-    if has_padding and view.value(op.inputs[-1]) != 0:
-        return sum_of_totals(op, [diagonal, states[-1]], view)
-    return sum_of_totals(op, [diagonal], view)
+    if len(states) == 1:  # MatrixDiag, which pads with 0
+        return sum_of_totals(op, [diagonal], view)
+    padding = view.value(op.inputs[-1])  # an input of MatrixDiagV2 and V3
+    is_known_as_0 = padding is not None and padding == 0
+    terms = [diagonal] if is_known_as_0 else [diagonal, states[-1]]
+    return sum_of_totals(op, terms, view)
 
 
 @moves_entries
