@@ -25,28 +25,47 @@ def losses_and_values(model_fn, inputs, count, names=(), steps=3, **options):
         return losses, session.run(variables)
 
 
-def clock_of_rows(x, ids):
-    """Writes a clock to the rows of the examples, and lets it tick: both by update ops."""
-    rows, clock = [tf.get_variable(name, shape, tf.float32, ZEROS, trainable=False,
-                                   use_resource=True)
-                   for name, shape in (('rows', [4]), ('clock', []))]
+def clock_beside(write, x):
+    """Update ops that write what a clock says, by `write`, and let the clock tick."""
+    clock = tf.get_variable('clock', [], tf.float32, ZEROS, trainable=False, use_resource=True)
     loss = tf.reduce_mean(tf.square(x * tf.get_variable('w', [], initializer=ONES)))
     # The second tower reads late.
     late = tf.py_func(lambda x: time.sleep(.2 * float(x.max())), [x], [])
     with tf.control_dependencies([late]):
         now = clock.read_value() + 1.
-    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS,
-                         tf.scatter_update(rows, ids, tf.fill(tf.shape(ids), now)))
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, write(now))
     tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(clock, now))
     return loss
 
 
-def test_what_tower_0_writes_comes_after_reads_of_the_updates_of_other_towers():
-    inputs = (tf.placeholder_with_default([0., 0., 1., 1.], [None]),
-              tf.placeholder_with_default([0, 1, 2, 3], [None]))
-    _, values = losses_and_values(clock_of_rows, inputs, 2, ['rows', 'clock'])
-    assert values['clock'] == 3.
-    np.testing.assert_array_equal(values['rows'], [3., 3., 3., 3.])
+def rows_of_examples(now, ids):
+    rows = tf.get_variable('rows', [4], tf.float32, ZEROS, trainable=False, use_resource=True)
+    return tf.scatter_update(rows, ids, tf.fill(tf.shape(ids), now))
+
+
+def state_of_each_tower(now):
+    own = tf.get_variable('own', [], tf.float32, ZEROS, trainable=False, use_resource=True,
+                          collections=[tf.GraphKeys.LOCAL_VARIABLES])
+    return tf.assign(own, now)
+
+
+@pytest.mark.parametrize('write, inputs, copies', [
+    (rows_of_examples, [[0., 0., 1., 1.], [0, 1, 2, 3]], 'clone'),
+    (state_of_each_tower, [[0., 0., 1., 1.]], 'clone'),
+    (state_of_each_tower, [[0., 0., 1., 1.]], 'reuse')])
+def test_what_tower_0_writes_comes_after_reads_of_the_updates_of_other_towers(
+        write, inputs, copies):
+    tensors = tuple(tf.placeholder_with_default(values, [None]) for values in inputs)
+    built = towers.build_towers(
+        lambda x, *ids: clock_beside(lambda now: write(now, *ids), x), tensors, sgd(.01), 2,
+        copies=copies)
+    clocks = [v for v in tf.global_variables() + tf.local_variables() if v.op.name != 'w']
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        for _ in range(3):
+            session.run(built.train_op)
+        for clock in clocks:
+            np.testing.assert_array_equal(session.run(clock), 3. * np.ones(clock.shape))
 
 
 # ---- rows, and moving averages in branches -------------------------------------------------------

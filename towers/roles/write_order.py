@@ -34,7 +34,7 @@ from towers.graph.order import Frames
 from towers.graph.variable_access import Writes
 from towers.graph.waits import Wait, Waits, operations_to_hold
 from towers.placement.tower_device import stages_of
-from towers.roles.ownership import EVERY, METRIC, Roles
+from towers.roles.ownership import EVERY, FIRST, METRIC, Roles
 
 Operations = typing.Dict[str, tf.Operation]
 """{name of an operation: the operation}."""
@@ -89,12 +89,10 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
         return []
     takers = takers_of(names, finder)
     reads = _forward_reads(towers)
-    writing_towers = towers[:1]
-    reads_of_updates: Operations = {}
     does_every_tower_write = bool(roles.names(EVERY))
-    if does_every_tower_write:
-        writing_towers = towers
-        reads_of_updates = by_name(step_operations(_updates_of(towers)))
+    writing_towers = towers if does_every_tower_write else towers[:1]
+    # A tower may also write state of its own, by values that it reads from shared variables.
+    reads_of_updates = by_name(step_operations(_updates_in_step(towers, roles, reads, finder)))
     step = _operations_of_step(writing_towers, reads)
     writes = _find_writes(towers, takers, roles, step, finder)
     frames = Frames(list(step.values()))
@@ -154,6 +152,27 @@ def _updates_of(towers: typing.Iterable[Tower]) -> list:
     updates: list = []
     for tower in towers:
         updates += tower.updates
+    return updates
+
+
+def _updates_in_step(towers: typing.Sequence[Tower], roles: Roles, reads: Operations,
+                     finder: Writes) -> list:
+    """List of the update ops that a step runs: all of tower 0, and those of the other towers that
+    write no variable which tower 0 writes for all. A tower whose model function was called again
+    (`copies='reuse'`) has such updates, and no step runs them.
+
+    Args:
+      towers: all towers.
+      roles: the roles of the variables.
+      reads: the operations of the forward and backward passes.
+      finder: finds the writes of the graph.
+    """
+    written_by_tower_0 = set(roles.names(FIRST))
+    updates = list(towers[0].updates)
+    for update in _updates_of(towers[1:]):
+        operations = step_operations([update], ends=reads)
+        if all(written_by_tower_0.isdisjoint(finder.written_by(op)) for op in operations):
+            updates.append(update)
     return updates
 
 
