@@ -21,7 +21,7 @@ def listed_pairs(pairs: typing.Any) -> typing.Optional[typing.List[tuple]]:
     """An iterable of pairs, such as a `zip`, as a list of tuples; None for any other value."""
     try:
         listed = list(pairs)
-    except (TypeError, RuntimeError):  # a tensor raises a `RuntimeError`
+    except (TypeError, RuntimeError):  # a `tf.data.Dataset` raises a `RuntimeError` in graph mode
         return None
     for pair in listed:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
