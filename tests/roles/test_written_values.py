@@ -175,6 +175,40 @@ def test_additions_of_every_tower_and_writes_of_tower_0_may_be_several(write):
     assert_one_device(model(write), LABELS, 3)
 
 
+def counts_steps(*unused):
+    steps = tf.get_variable('steps', [], tf.float64, tf.zeros_initializer(), trainable=False)
+    return tf.assign_add(steps, 1.)
+
+
+def pulls_by_steps(centers, rows, unused_features, difference):
+    with tf.variable_scope('', reuse=True):
+        steps = tf.get_variable('steps', [], tf.float64)
+    return tf.scatter_sub(centers, rows, .1 * difference * steps.read_value())
+
+
+def averages_other(unused_centers, rows, features, unused_difference):
+    other = tf.get_variable('other', [12, 3], tf.float64, tf.ones_initializer(), trainable=False)
+    return tf.assign(other, .5 * other + .1 * sums(rows, features))
+
+
+@pytest.mark.parametrize('updates, num_towers, options', first_fast(2, [
+    ((counts_steps, pulls), 3, {}),
+    ((counts_steps, codebook(sums)), 3, {}),
+    ((counts_steps, pulls_by_steps), 3, {}),
+    ((averages_other, pulls), 3, {}),
+    ((averages_other, counts_steps, pulls_by_steps), 3, {}),
+    ((counts_steps, pulls_by_steps), 2, dict(memory=towers.Memory(accumulate=2)))]))
+def test_a_write_of_tower_0_that_updates_of_every_tower_wait_for_is_made_once(
+        updates, num_towers, options):
+    assert_one_device(model(in_order(*updates)), LABELS, num_towers, **options)
+
+
+def test_a_sum_that_waits_for_a_write_is_refused_where_each_tower_calls_the_model():
+    with pytest.raises(towers.SharedVariableError, match=(
+            "copies='reuse', and a value of the whole batch .* waits for a write of variable steps")):
+        assert_one_device(model(in_order(counts_steps, codebook(sums))), LABELS, 2, copies='reuse')
+
+
 def in_loop(write, num_iterations):
     """A write of class centers in each iteration of a loop."""
     def write_in_loop(centers, unused_rows, features, difference):

@@ -4,10 +4,9 @@ Tower 0 is the model function's graph, or an import of a finished model; the oth
 of it. `call_for_each` makes the towers of `copies='reuse'`. Its test is tests/api/test_build.py.
 
 Words of other modules used here: `Recorded` is the forward pass of tower 0, `Differentiated` the
-tower with its forward and backward pass. `Roles` say who writes each variable; `EVERY` is the role
-of a variable that every tower writes in its turn, such as a count of the examples. A `Substitution`
-is what a copy reads in the place of tower 0's inputs. A *step* of a cluster is a step of all
-workers; its object tells which part of their examples this machine has.
+tower with its forward and backward pass. `Roles` say who writes each variable. A `Substitution` is
+what a copy reads in the place of tower 0's inputs. A *step* of a cluster is a step of all workers;
+its object tells which part of their examples this machine has.
 """
 
 import contextlib
@@ -25,9 +24,7 @@ from towers.gradients.backward_pass import Differentiated, TowerGradients
 from towers.gradients.gradient_pairs import tensors_of
 from towers.gradients.stateless_random import give_seeds_of_tower
 from towers.gradients.tower import Tower
-from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of, operation_names
-from towers.graph.variable_access import Writes, metric_variables
 from towers.graph.waits import Wait
 from towers.model.losses import Losses, make_losses
 from towers.model.objectives import trained_variables
@@ -35,7 +32,7 @@ from towers.model.outputs import fetches_of
 from towers.model.request import Request
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.replicas import make_replicas
-from towers.roles.ownership import EVERY, Roles, ownership
+from towers.roles.ownership import Roles, ownership
 from towers.roles.write_in_turn import write_in_turn
 from towers.roles.write_order import check_references_in_loops, write_after_reads
 from towers.shards.batch_inputs import UpstreamVariables
@@ -370,8 +367,8 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.
     tower = differentiated.tower
     # A copy has what is reached from the results of the tower. So of the updates, `copied` has only
     # those that every tower is to run.
-    updates = _updates_of_every_tower(tower.updates, roles, request)
-    copied = differentiated._replace(tower=tower._replace(updates=updates))
+    copied = differentiated._replace(
+        tower=tower._replace(updates=roles.updates_of_every_tower))
     # What tower 0 alone writes may be computed from a value of the whole batch. Every tower gives
     # its part of this value, so copies compute it, even if they need it for nothing else.
     batch_values = [op for op in differentiated.operations if is_batch_value(op)]
@@ -404,34 +401,3 @@ def _substitution(index: int, first: _FirstTower, request: Request,
     # The copy reads its tower's replicas and its own state; other variables are tower 0's.
     variables = first.roles.in_copy(index, micro_batches=request.split.accumulate)
     return Substitution(index, substitutes, variables)
-
-
-def _updates_of_every_tower(updates: list, roles: Roles, request: Request) -> list:
-    """The updates of tower 0 that a step runs in every tower; copies get only these updates.
-
-    With `update_ops='first'` they are the updates of variables that each tower has for itself, of
-    the counters of metrics, and of variables that every tower writes in turn. All other updates,
-    such as those of batch norms, run in tower 0 alone.
-
-    Args:
-      updates: the updates of tower 0.
-      roles: the roles of the variables.
-      request: the checked arguments of the build.
-    """
-    update_ops = request.training.update_ops
-    if update_ops == 'all':
-        return updates
-    has_train_op = bool(request.training.objectives)  # with which the updates would run
-    if update_ops == 'none' or not has_train_op:
-        return []
-    written_by_every = set(roles.own_state) | set(metric_variables()) | set(roles.names(EVERY))
-    if not written_by_every:
-        return []
-    writes = Writes(tf.get_default_graph())
-    operations = graph_walk.step_operations(updates)
-    writers = [op for op in operations if not written_by_every.isdisjoint(writes.written_by(op))]
-    # An update need not be the operation that writes: it may be a group of such operations, or
-    # what reads the variable after the write. It waits for the write then.
-    waiting_for_writers = graph_walk.reachable_from(writers, operations, control=True)
-    return [update for update in updates
-            if graph_walk.operation_of(update).name in waiting_for_writers]

@@ -91,6 +91,25 @@ class Frames:
         self._around_results[op.name] = _around_results(op, around)
 
 
+def fetches_for(writers: typing.Iterable[tf.Operation],
+                operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operation]:
+    """The operations to fetch so that a step runs the `writers`, in the order of their names.
+
+    A step cannot fetch an operation in a loop or a branch, but it can fetch an operation outside
+    that comes after it. If none comes after it, it is fetched itself: then the program's own update
+    op is in the loop or branch.
+
+    Args:
+      writers: some of the operations.
+      operations: operations, with the `Enter`s and `Switch`es of their loops and branches.
+    """
+    frames = Frames(operations)
+    fetches: typing.Dict[str, tf.Operation] = {}
+    for op in writers:
+        fetches.update(by_name(frames.ends(op) or [op]))
+    return in_order_of_names(fetches)
+
+
 def _around_results(op: tf.Operation, around: typing.Tuple[str, ...]) -> typing.Tuple[str, ...]:
     """The loops and branches around what takes the results of an operation.
 

@@ -14,6 +14,10 @@ waits for these writes. What becomes of a write depends on the build:
 On synchronous parameter servers all workers share the variables: worker 0, the chief, writes with
 its first tower, and the other workers leave the write out.
 
+A write by an update op is treated alike if other towers would make it as well: what every tower
+runs may wait for it, such as an update that stores rows of each example, or a tower's part of a sum
+over all towers.
+
 With accumulation the first tower's write becomes one of its updates. A later micro-batch reads the
 variable when the gradients of the first micro-batch are there, and the write waits for all reads.
 If the gradients waited for the write, they would wait for themselves.
@@ -56,6 +60,12 @@ def writes_by(writes: typing.Iterable[Write], names: typing.Container[str]) -> t
     return [write for write in writes if write.op.name in names]
 
 
+def writes_not_by(writes: typing.Iterable[Write],
+                  names: typing.Container[str]) -> typing.List[Write]:
+    """List of the writes whose operations have none of these names."""
+    return [write for write in writes if write.op.name not in names]
+
+
 def writes_to(writes: typing.Iterable[Write], variables: typing.Set[str]) -> typing.List[Write]:
     """List of the writes of any variable of these names."""
     return [write for write in writes if not variables.isdisjoint(write.variables)]
@@ -84,6 +94,18 @@ def writes_among(operations: typing.Iterable[tf.Operation]) -> typing.List[Write
     return writes
 
 
+class SharedWrites(typing.NamedTuple):
+    """The writes of shared variables that the first tower is to make for all towers.
+
+    Attributes:
+      forward: the writes of the forward pass.
+      updates: writes of update ops that the other towers would make as well, since what every tower
+        runs waits for them or uses what they write.
+    """
+    forward: typing.List[Write]
+    updates: typing.List[Write]
+
+
 class InlineUpdates(typing.NamedTuple):
     """What the copies of the first tower do in the place of its writes.
 
@@ -102,7 +124,7 @@ class InlineUpdates(typing.NamedTuple):
     updates: typing.List[tf.Operation] = []
 
 
-def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[tf.Operation],
+def inline_updates(writes: SharedWrites, operations: typing.Sequence[tf.Operation],
                    fetches: list, request: Request,
                    replicated: typing.AbstractSet[str] = frozenset()) -> InlineUpdates:
     """Decides which of the first tower's writes the other towers leave out, and which value they
@@ -111,26 +133,29 @@ def inline_updates(writes: typing.Sequence[Write], operations: typing.Sequence[t
     It comes before gradients are taken: the backward pass then follows the changed forward pass.
 
     Args:
-      writes: the writes of shared variables by the first tower's forward pass.
-      operations: all operations of this forward pass.
-      fetches: what a step fetches, without the updates.
+      writes: the writes that the first tower is to make.
+      operations: all operations of the call of the model function.
+      fetches: what a step runs in every tower.
       request: `Request` of the build.
       replicated: names of the variables that have replicas.
 
     Raises:
       SharedVariableError: a write that cannot be left to the first tower.
     """
-    if not writes or _writes_stay(request):
+    all_writes = writes.forward + writes.updates
+    if not all_writes or _writes_stay(request):
         return InlineUpdates()
     update_ops = request.training.update_ops
     if update_ops == 'none':
-        used = _used_writes(writes, fetches)
-        _check_replicated(writes_by(writes, used), replicated)  # nothing runs the other writes
-        return _written_by_none(writes, used, operations)
-    _check_replicated(writes, replicated)
+        used = _used_writes(all_writes, fetches)
+        _check_replicated(writes_by(all_writes, used), replicated)  # nothing runs the other writes
+        return _written_by_none(all_writes, used, operations)
+    _check_replicated(writes.forward, replicated)
     if update_ops == 'all':
         return InlineUpdates()  # every tower has its writes: there is nothing to leave out
-    used = _used_writes(writes, fetches)
+    used = _used_writes(all_writes, fetches)
+    # The replicas follow what an update writes, but only when the step is done.
+    _check_replicated(writes_by(writes.updates, used), replicated)
     if _do_workers_share_variables(request):
         return _written_by_chief(writes, used, operations, fetches, request)
     return _written_by_first(writes, used, operations, request)
@@ -160,51 +185,59 @@ def _written_by_none(writes: typing.Sequence[Write], used: typing.Set[str],
     return InlineUpdates(left_out=names_of(unused), shared=used)
 
 
-def _written_by_first(writes: typing.Sequence[Write], used: typing.Set[str],
+def _written_by_first(writes: SharedWrites, used: typing.Set[str],
                       operations: typing.Sequence[tf.Operation],
                       request: Request) -> InlineUpdates:
     """The `InlineUpdates` of `update_ops='first'`, where the variables are not on parameter servers
-    that several workers share; the arguments are those of `_written_by_none`, and the `Request` of
-    the build."""
+    that several workers share.
+
+    Args:
+      writes: the writes that the first tower is to make.
+      used: names of the writes whose new value is used.
+      operations: all operations of the call of the model function.
+      request: `Request` of the build.
+    """
     finder = Writes(tf.get_default_graph())
     # The copies call the functions without these writes; tower 0 calls them as they are.
-    in_functions = _removable_in_functions(writes, finder)
-    other_writes = [write for write in writes if write.op.name not in in_functions]
-    _check_can_be_left(other_writes, used, finder)
-    unused = _unused(other_writes, used)
+    in_functions = _removable_in_functions(writes.forward + writes.updates, finder)
+    in_forward = writes_not_by(writes.forward, in_functions)
+    in_updates = writes_not_by(writes.updates, in_functions)
+    _check_can_be_left(in_forward + in_updates, used, finder)
+    unused_in_forward = _unused(in_forward, used)
     updates: typing.List[tf.Operation] = []
     if request.split.accumulate > 1:
-        updates = _turned_into_updates(unused, operations)
+        updates = _turned_into_updates(unused_in_forward, operations)
+    left_out = names_of(unused_in_forward + _unused(in_updates, used))
     # A copy shares no result of a call that writes in a function: the copy makes a call of its own
     # and takes what that returns.
     shared = used - in_functions.keys()
-    return InlineUpdates(left_out=names_of(unused), shared=shared, in_functions=in_functions,
+    return InlineUpdates(left_out=left_out, shared=shared, in_functions=in_functions,
                          updates=updates)
 
 
-def _written_by_chief(writes: typing.Sequence[Write], used: typing.Set[str],
+def _written_by_chief(writes: SharedWrites, used: typing.Set[str],
                       operations: typing.Sequence[tf.Operation], fetches: list,
                       request: Request) -> InlineUpdates:
     """The `InlineUpdates` of `update_ops='first'` on parameter servers that several workers share:
     the first tower of the chief writes, and the chief is another process for all other workers.
 
     Args:
-      writes, used, operations: see `_written_by_none`.
-      fetches: what a step fetches, without the updates.
-      request: `Request` of the build.
+      writes, used, operations, request: see `_written_by_first`.
+      fetches: what a step runs in every tower.
     """
     # Writes in functions are refused here. A copy can call a function without its writes; but the
     # first tower of another worker is no copy, and would write.
-    _check_can_be_left(writes, used, Writes(tf.get_default_graph()))
-    _check_served(writes, fetches)
-    unused = _unused(writes, used)
+    _check_can_be_left(writes.forward + writes.updates, used, Writes(tf.get_default_graph()))
+    _check_served(writes.forward, fetches)
+    unused_in_forward = _unused(writes.forward, used)
     updates: typing.List[tf.Operation] = []
     is_chief = request.served_rank == 0
     if not is_chief:
-        _unhook(operations, unused)  # this worker does not write
+        _unhook(operations, unused_in_forward)  # this worker does not write
     elif request.split.accumulate > 1:
-        updates = _turned_into_updates(unused, operations)
-    return InlineUpdates(left_out=names_of(unused), shared=used, updates=updates)
+        updates = _turned_into_updates(unused_in_forward, operations)
+    left_out = names_of(unused_in_forward + _unused(writes.updates, used))
+    return InlineUpdates(left_out=left_out, shared=used, updates=updates)
 
 
 def _unused(writes: typing.Iterable[Write],
@@ -314,11 +347,12 @@ def _check_can_be_left(writes: typing.Iterable[Write], used: typing.Container[st
         if place is None:
             continue
         raise SharedVariableError(
-            'the forward pass of every tower writes variable %s (operation %s) %s, where it cannot '
-            'be left to the first tower: put the update into the collection UPDATE_OPS '
-            "(slim's updates_collections, by default) or return it in 'updates', and let the loss "
-            "not wait for it by tf.control_dependencies; or pass update_ops='all' to have every "
-            'tower write%s.' % (write.variables[0], write.op.name, place.where, place.or_else))
+            'every tower would write variable %s (operation %s) %s, where it cannot be left to the '
+            'first tower: put the update into the collection UPDATE_OPS '
+            "(slim's updates_collections, by default) or return it in 'updates', and let neither "
+            'the loss nor another update wait for it by tf.control_dependencies; or pass '
+            "update_ops='all' to have every tower write%s." % (
+                write.variables[0], write.op.name, place.where, place.or_else))
 
 
 def _refused_place(op: tf.Operation, used: typing.Container[str],
@@ -343,10 +377,11 @@ def _check_replicated(writes: typing.Iterable[Write],
     for write in writes:
         for variable in sorted(replicated & set(write.variables)):
             raise SharedVariableError(
-                "VariablePlacement('replicated'), and the forward pass of the first tower writes "
-                'the trainable variable %s (operation %s), which the replicas of the other towers '
-                'would not get: put the update into the collection UPDATE_OPS (and let the loss '
-                "not wait for it), or return it in 'updates', which every replica follows; make "
+                "VariablePlacement('replicated'), and the first tower writes the trainable "
+                'variable %s (operation %s) for what other towers compute, but their replicas '
+                'would not get the new value: put the update into the collection UPDATE_OPS or '
+                "return it in 'updates', which every replica follows when the step is done, and "
+                'let neither the loss nor another update wait for it; make '
                 'the variable with trainable=False, which has no replicas; or use another '
                 'VariablePlacement.' % (variable, write.op.name))
 

@@ -28,23 +28,30 @@ from towers.graph.graph_walk import (
     ancestors,
     names_of,
     operation_names,
+    operation_of,
+    reachable_from,
     step_operations,
     variables_by_name,
 )
+from towers.graph.order import fetches_for
 from towers.graph.variable_access import metric_variables
 from towers.model.outputs import fetches_of, metric_updates, metrics_by_kind
 from towers.model.request import Request
 from towers.optimizers import OPTIMIZER_UPDATES
 from towers.roles.inline_updates import (
     InlineUpdates,
+    SharedWrites,
     Write,
     inline_updates,
+    writes_among,
     writes_by,
+    writes_not_by,
     writes_of,
     writes_to,
 )
 from towers.roles.own_state import StateWrites, find_own_state, make_own_state
 from towers.roles.written_values import is_divided, proven_writers
+from towers.whole_batch.batch_values import is_batch_value
 
 FIRST = 'first'  # tower 0 writes for all
 EVERY = 'every'  # every tower writes, in turn
@@ -87,7 +94,10 @@ class Roles(typing.NamedTuple):
       own_state: {name of a variable of the model that is state of tower 0: list of this variable
         and of the variables that the copies have in its place}. The list is in the order of the
         micro-batches of all towers.
-      inline_updates: what becomes of the writes of shared variables in the forward pass.
+      inline_updates: what becomes of the writes of shared variables by what every tower runs: the
+        forward pass, and some updates.
+      updates_of_every_tower: the updates of tower 0 that a step runs in every tower. Tower 0 alone
+        runs all other updates, such as those of batch norms.
       replicas: `Replicas` of the trained variables; or None.
     """
     trained: typing.Dict[typing.Optional[str], typing.List[tf.Variable]]
@@ -96,6 +106,7 @@ class Roles(typing.NamedTuple):
     unwritten: typing.FrozenSet[str]
     own_state: typing.Dict[str, typing.List[tf.Variable]]
     inline_updates: InlineUpdates
+    updates_of_every_tower: list
     replicas: typing.Any
 
     @property
@@ -261,42 +272,120 @@ def ownership(recorded: Recorded, request: Request,
     if make_replicas is not None:
         replicas = make_replicas(recorded.variables, request.devices)
         replicated = frozenset(replicas.of_variable)
-    updates = inline_updates(found.first_writes, recorded.operations, fetches, request, replicated)
-    unwritten = _unwritten(found, updates, request)
+    updates = _updates_of_every_tower(recorded.updates, found.role_of, request)
+    forward_writes = writes_by(found.first_writes, runs.forward)
+    other_fetches = _fetches_beside_forward(recorded, updates.writers, request)
+    update_writes = _writes_beside_forward(found, other_fetches, runs)
+    if request.call.copies == 'reuse':
+        _check_not_awaited(update_writes)
+    inline = inline_updates(SharedWrites(forward_writes, update_writes), recorded.operations,
+                            fetches + other_fetches, request, replicated)
+    unwritten = _unwritten(found, forward_writes, inline, request)
     reason_of = dict(found.reason_of)
     reason_of.update(_reasons_without_updates(found, unwritten, request))
-    return Roles(trained, found.role_of, reason_of, unwritten, own_state, updates, replicas)
+    return Roles(trained, found.role_of, reason_of, unwritten, own_state, inline, updates.updates,
+                 replicas)
 
 
-def _unwritten(found: '_FoundRoles', updates: InlineUpdates,
+class _EveryTower(typing.NamedTuple):
+    """The updates that a step runs in every tower.
+
+    Attributes:
+      updates: the updates, as the program gives them.
+      writers: the operations that a step runs for them in the towers after the first.
+    """
+    updates: list
+    writers: typing.List[tf.Operation]
+
+
+def _updates_of_every_tower(updates: list, role_of: typing.Dict[str, str],
+                            request: Request) -> _EveryTower:
+    """Finds the updates that a step runs in every tower.
+
+    With `update_ops='first'` they are the updates of variables that each tower has for itself, of
+    the counters of metrics, and of variables that every tower writes in turn.
+
+    Args:
+      updates: the updates of tower 0.
+      role_of: {name of a variable: its role}.
+      request: `Request` of the build.
+    """
+    update_ops = request.training.update_ops
+    if update_ops == 'all':
+        return _EveryTower(updates, writers=[])
+    has_train_op = bool(request.training.objectives)  # with which the updates would run
+    if update_ops == 'none' or not has_train_op:
+        return _EveryTower([], writers=[])
+    written_by_every = set(metric_variables())
+    for name, role in role_of.items():
+        if role in (OWN, EVERY):
+            written_by_every.add(name)
+    if not written_by_every:
+        return _EveryTower([], writers=[])
+    operations = step_operations(updates)
+    writers = [write.op for write in writes_to(writes_among(operations), written_by_every)]
+    # An update need not be the operation that writes: it may be a group of such operations, or
+    # what reads the variable after the write. It waits for the write then.
+    waiting_for_writers = reachable_from(writers, operations, control=True)
+    updates_of_every = [each for each in updates if operation_of(each).name in waiting_for_writers]
+    return _EveryTower(updates_of_every, fetches_for(writers, operations))
+
+
+def _fetches_beside_forward(recorded: Recorded, writers: typing.List[tf.Operation],
+                            request: Request) -> list:
+    """What a step or an evaluation runs in every tower besides the results of the forward pass: the
+    updates of every tower; the values of the whole batch, since every tower gives its part of them,
+    even if an update of tower 0 alone needs the value; and the update_ops of metrics.
+
+    Args:
+      recorded: the forward pass of tower 0.
+      writers: the operations that every tower runs for its updates.
+      request: `Request` of the build.
+    """
+    if request.training.update_ops != 'first':
+        return []
+    batch_values = [op for op in recorded.operations if is_batch_value(op)]
+    return writers + batch_values + metric_updates(recorded.output.metrics)
+
+
+def _writes_beside_forward(found: '_FoundRoles', fetches: list,
+                           runs: _Runs) -> typing.List[Write]:
+    """List of tower 0's writes, not in the forward pass, that other towers would make for the
+    `fetches` of `_fetches_beside_forward`.
+
+    Args:
+      found: the roles of the variables.
+      fetches: what every tower runs besides the results of the forward pass.
+      runs: the operations that are run.
+    """
+    run_by_every_tower = names_of(step_operations(fetches))
+    return writes_by(found.first_writes, run_by_every_tower - runs.forward)
+
+
+def _unwritten(found: '_FoundRoles', forward_writes: typing.List[Write], inline: InlineUpdates,
                request: Request) -> typing.FrozenSet[str]:
     """Names of the variables with the role `FIRST` that no step of this build writes.
 
     Args:
       found: `_FoundRoles`.
-      updates: what became of the writes of the forward pass.
+      forward_writes: the writes of these variables in the forward pass.
+      inline: what became of these writes.
       request: `Request` of the build.
     """
     trains = bool(request.training.objectives)
     if request.training.update_ops == 'none':
         # No step runs updates, nor the writes of the forward pass that `left_out` names.
-        writes_in_step = _without_operations(found.first_writes, updates.left_out)
+        writes_in_step = writes_not_by(forward_writes, inline.left_out)
     elif not trains:
         # No step runs updates. The forward pass of tower 0 has all of its writes: `left_out` names
         # the writes that the copies leave out.
-        writes_in_step = found.first_writes
+        writes_in_step = forward_writes
     else:
         return frozenset()
     unwritten = found.first_names
     for write in writes_in_step:
         unwritten.difference_update(write.variables)
     return frozenset(unwritten)
-
-
-def _without_operations(writes: typing.Iterable[Write],
-                        names: typing.Container[str]) -> typing.List[Write]:
-    """List of the writes whose operations have none of these names."""
-    return [write for write in writes if write.op.name not in names]
 
 
 def _reasons_without_updates(found: '_FoundRoles', unwritten: typing.AbstractSet[str],
@@ -329,7 +418,7 @@ class _FoundRoles(typing.NamedTuple):
       reason_of: {name of a variable: why it has this role}.
       state_writes: {name of a variable that is each tower's own state: the operations that write
         it}.
-      first_writes: the writes of the forward pass that tower 0 does for all towers.
+      first_writes: the writes that tower 0 does for all towers.
     """
     role_of: typing.Dict[str, str]
     reason_of: typing.Dict[str, str]
@@ -373,8 +462,7 @@ def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRole
         (METRIC, counters),
         (OWN, _state_of_copies(state_writes, request))])
     reason_of = _reasons(role_of, proven.reasons, request)
-    writes_of_tower_0 = _without(shared_writes, proven.every_tower)
-    first_writes = writes_by(writes_of_tower_0, runs.forward)
+    first_writes = _without(shared_writes, proven.every_tower)
     return _FoundRoles(role_of, reason_of, state_writes, first_writes)
 
 
@@ -511,6 +599,19 @@ def _check_not_written(writes: typing.Sequence[Write], writer: str) -> None:
         "copies='reuse', and %s writes variable %s (operation %s), which all towers have in "
         'common: put the update into the collection UPDATE_OPS, unless it counts or stores '
         "examples, or pass copies='clone'." % (writer, names[0], op.name))
+
+
+def _check_not_awaited(writes: typing.Sequence[Write]) -> None:
+    """Refuses writes of updates for which a value of the whole batch waits, with `copies='reuse'`:
+    every tower's part of the value would wait for a write by that tower."""
+    if not writes:
+        return
+    op, names = writes[0]
+    raise SharedVariableError(
+        "copies='reuse', and a value of the whole batch (towers.batch_sum, or a sum in a moving "
+        'average) waits for a write of variable %s (operation %s), which all towers have in '
+        "common: compute it outside of tf.control_dependencies, or pass copies='clone'." % (
+            names[0], op.name))
 
 
 GRADIENTS_SCOPE = re.compile(r'(^|/)gradients(_\d+)?/')

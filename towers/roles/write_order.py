@@ -30,10 +30,11 @@ from towers.graph.graph_walk import (
     with_names,
 )
 from towers.graph.op_types import VARIABLE_OPS
-from towers.graph.order import Frames
+from towers.graph.order import Frames, fetches_for
 from towers.graph.variable_access import Writes
 from towers.graph.waits import Wait, Waits, operations_to_hold
 from towers.placement.tower_device import stages_of
+from towers.roles.inline_updates import writes_among, writes_to
 from towers.roles.ownership import EVERY, FIRST, METRIC, Roles
 
 Operations = typing.Dict[str, tf.Operation]
@@ -479,15 +480,9 @@ def updates_that_write(other_towers: typing.Iterable[Tower],
     variables = set(names)
     if not variables:
         return []
-    finder = Writes(tf.get_default_graph())
     found: Operations = {}
     for tower in other_towers:
         operations = step_operations(tower.updates)
-        frames = Frames(operations)
-        for op in tower.own(operations):
-            if finder.writes_any(op, variables):
-                # A step cannot fetch an operation in a loop or a branch, but it can fetch an
-                # operation outside that comes after it. If none comes after the write, the update
-                # op itself is in the loop or branch, and runs as the first tower's update op does.
-                found.update(by_name(frames.ends(op) or [op]))
+        writes = writes_to(writes_among(tower.own(operations)), variables)
+        found.update(by_name(fetches_for([write.op for write in writes], operations)))
     return in_order_of_names(found)
