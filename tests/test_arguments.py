@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.arguments import directory_name, safe_say
+from towers.arguments import checked_path, safe_say
 
 # ---- the public functions, each with arguments that are right ------------------------------------
 
@@ -366,15 +366,15 @@ def build(**named):
 
 def test_names_that_no_system_opens():
     longest = 'x' * 255
-    assert directory_name('d', longest + '/' + longest) == longest + '/' + longest
-    assert directory_name('d', 'gs://bucket/' + 'x' * 900) == 'gs://bucket/' + 'x' * 900
-    assert directory_name('d', 'm\xfcll/\u7a7a') == 'm\xfcll/\u7a7a'
+    assert checked_path('d', longest + '/' + longest) == longest + '/' + longest
+    assert checked_path('d', 'gs://bucket/' + 'x' * 900) == 'gs://bucket/' + 'x' * 900
+    assert checked_path('d', 'm\xfcll/\u7a7a') == 'm\xfcll/\u7a7a'
     for name, text in (('run\0', 'in UTF-8 and without a NUL'), ('caf\udce9', 'in UTF-8'),
                        ('runs/' + 'x' * 256,
                         'at most 255 bytes from one / to the next, and one part has 256.'),
                        ('x/' * 3000, 'at most 4095 bytes in all, and this has 6000.'),
                        ('gs://bucket/' + 'x' * 4084, 'at most 4095 bytes in all'), (b'run', 'the name of a directory.')):
-        assert text in error_of(directory_name, 'd', name)
+        assert text in error_of(checked_path, 'd', name)
 
 
 def test_numbers_that_tensorflow_does_not_hold():

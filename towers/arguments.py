@@ -191,8 +191,8 @@ _MOST_BYTES_OF_A_NAME = 255
 _MOST_BYTES_OF_A_PATH = 4095
 
 
-def directory_name(name: str, value: typing.Any, expected: str = 'the name of a directory') -> str:
-    """The name of a directory or a file as a string that TensorFlow and the system can open.
+def checked_path(name: str, value: typing.Any, expected: str = 'the name of a directory') -> str:
+    """The path of a directory or a file as a string that TensorFlow and the system can open.
 
     Args:
       name: the name of the argument.

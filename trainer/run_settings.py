@@ -239,8 +239,8 @@ def _read(directory: str) -> typing.Optional[dict]:
 def _same(former: typing.Any, value: typing.Any) -> bool:
     """Whether two values of a setting are the same.
 
-    '', 0, None and [] are the same, since each stands for 'none'. 1 and 1.0 are the same; 1 and
-    True are not, though Python takes them for equal.
+    '', 0, False, None and [] are the same, since each stands for 'none'. 1 and 1.0 are the same; 1
+    and True are not, though Python takes them for equal.
     """
     if not former and not value:
         return True

@@ -78,9 +78,9 @@ def check_inputs(checked: Inputs, tensors_of_leaves: typing.Sequence[typing.List
         if read.isdisjoint(names_of(tensors)):
             raise InputError(
                 '%s (%s) does not reach the loss, or another output of the model: if the model '
-                'is computed from what this one is computed from, or into, pass that; if a '
-                'metric alone needs it, pass ModelOutput(loss, metrics={…}); and leave it out, '
-                'if the model does not need it.' % (path, name))
+                'reads a tensor that this one is computed from, or that is computed from this '
+                'one, pass that tensor; if a metric alone needs it, pass ModelOutput(loss, '
+                'metrics={…}); and leave it out, if the model does not need it.' % (path, name))
 
 
 def check_losses(model: ModelGraph, operations: typing.Iterable[tf.Operation],

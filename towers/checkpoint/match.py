@@ -13,7 +13,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.arguments import check_flag, check_instance, directory_name
+from towers.arguments import check_flag, check_instance, checked_path
 from towers.checkpoint.files import READ_ERRORS, damage, first_line, list_checkpoints, reader_of
 from towers.checkpoint.newest import newest_checkpoint
 from towers.errors import CheckpointError, InvalidArgumentError
@@ -74,7 +74,7 @@ def check_fits(prefix: str, variables: typing.Any = None) -> typing.List[str]:
       CheckpointError: a variable is not in the checkpoint, or has another shape or type there; the
         text names some of these variables. Or the checkpoint cannot be read.
     """
-    prefix = directory_name('prefix', prefix, 'the prefix of a checkpoint')
+    prefix = checked_path('prefix', prefix, 'the prefix of a checkpoint')
     comparison = difference(prefix, variables)
     if comparison.text is not None:
         raise CheckpointError(
@@ -182,7 +182,7 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
     check_flag('optimizer_state', optimizer_state)
     wanted = _wanted(variables)
     _check_exclude(exclude, wanted)
-    prefix = _find(directory_name('path', path, 'a checkpoint or a directory'))
+    prefix = _find(checked_path('path', path, 'a checkpoint or a directory'))
     fault = damage(prefix)
     if fault is not None:
         raise CheckpointError('%s %s. Bring the file back, or fetch it again.' % (prefix, fault))

@@ -14,7 +14,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_flag, directory_name
+from towers.arguments import check_flag, checked_path
 from towers.checkpoint.files import (
     STATE_FILE,
     damage,
@@ -91,7 +91,7 @@ def newest_checkpoint(directory: str, recover: bool = False) -> typing.Optional[
         `directory` is no directory.
       BadFileError: a file is no regular file, or the `global_step` in it is no step.
     """
-    directory = directory_name('directory', directory)
+    directory = checked_path('directory', directory)
     check_flag('recover', recover)
     checkpoints = list_checkpoints(directory)
     named = newest_named(directory, checkpoints)

@@ -11,7 +11,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_instance, directory_name
+from towers.arguments import check_instance, checked_path
 from towers.checkpoint.files import (
     STATE_FILE,
     files_of,
@@ -50,7 +50,7 @@ def tidy_directory(directory: str, newest: typing.Optional[Newest]) -> typing.Li
     Raises:
       CheckpointError: the directory cannot be written to.
     """
-    directory = directory_name('directory', directory)
+    directory = checked_path('directory', directory)
     if newest is not None:
         check_instance('newest', newest, Newest, 'what newest_checkpoint returned')
     try:

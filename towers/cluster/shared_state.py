@@ -198,8 +198,8 @@ class SharedState:
         return names_of(early)
 
     def _state_read_early(self, op: tf.Operation, can_wait: bool) -> typing.List[str]:
-        """Names of the variables of the state whose values an operation of the update may have from
-        before the message of worker 0.
+        """Names of the variables of the state that an operation of the update may read too early:
+        it would have their values from before the message of worker 0.
 
         Args:
           op: the operation.
@@ -211,8 +211,8 @@ class SharedState:
         return [name for name in names if name in self._writes]  # others are the same everywhere
 
     def _variables_read_early(self, tensor: tf.Tensor, can_wait: bool) -> typing.List[str]:
-        """Names of the variables whose values an operation of the update may have, by one input,
-        from before the message of worker 0.
+        """Names of the variables that an operation of the update may read too early by one of its
+        inputs: it would have their values from before the message of worker 0.
 
         Args:
           tensor: the input: a value, or a variable that the operation itself reads when it runs.

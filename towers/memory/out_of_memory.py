@@ -7,7 +7,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
-from towers.arguments import check_count, check_instance, directory_name
+from towers.arguments import check_count, check_instance, checked_path
 from towers.errors import InvalidArgumentError, OutOfMemoryError
 from towers.memory.account import memory_account
 from towers.memory.fit import largest_batch
@@ -40,7 +40,7 @@ def out_of_memory_explained(built: BuiltTowers, directory: typing.Optional[str] 
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if directory is not None:
-        directory_name('directory', directory, 'the name of a directory, or None')
+        checked_path('directory', directory, 'the name of a directory, or None')
     limit = checked_limit(memory_limit)
     if batch_size is not None:
         check_count('batch_size', batch_size)

@@ -4,7 +4,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.arguments import check_count, check_say, directory_name
+from towers.arguments import check_count, check_say, checked_path
 from towers.errors import MeasurementError, MissingPackageError, counted
 from towers.memory.account import memory_account
 from towers.memory.account_table import KINDS, MemoryAccount
@@ -62,7 +62,7 @@ def memory_report(build: typing.Callable, batch_size: int,
       InvalidArgumentError: an argument of another kind; `build` returns something else.
     """
     if path is not None:
-        path = directory_name('path', path, 'the name of a file, or None')
+        path = checked_path('path', path, 'the name of a file, or None')
         figure_class()  # raises now, and not after all steps, if matplotlib is missing
     check_build(build, config)
     check_count('batch_size', batch_size)

@@ -218,8 +218,8 @@ class KerasCalls:
                 self._activity.append((layer, loss))
 
     def note_update(self, layer: typing.Any, update: typing.Any) -> None:
-        """Records an update, an operation, tensor or variable, that was given to `layer.add_update`
-        or made by it."""
+        """Records an update, an operation, tensor or variable, that was given to
+        `layer.add_update`, or that a function given there has made."""
         op = operation_of(update)
         # A function that makes an update may return None: Keras 2 does not look at its result.
         if not isinstance(op, tf.Operation) or not self._can_run(op):

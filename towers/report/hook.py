@@ -5,7 +5,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
-from towers.arguments import check_count, check_instance, check_say, directory_name, safe_say
+from towers.arguments import check_count, check_instance, check_say, checked_path, safe_say
 from towers.errors import TowersError
 from towers.report.step_report import step_report
 
@@ -37,7 +37,7 @@ class StepReportHook(tf.train.SessionRunHook):
         check_say(say)
         self._built = built
         self._traced_step = step
-        self._path = directory_name('path', path, 'the name of a file')
+        self._path = checked_path('path', path, 'the name of a file')
         self._against = against
         self._say = safe_say(say)
         self._step = 1  # the step that comes next

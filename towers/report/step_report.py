@@ -7,7 +7,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
-from towers.arguments import check_count, check_instance, directory_name
+from towers.arguments import check_count, check_instance, checked_path
 from towers.errors import counted
 from towers.inspect.audit import Audit, Transfers, audit
 from towers.placement.devices import short_name
@@ -88,12 +88,12 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     check_instance('run_metadata', run_metadata, tf.RunMetadata, 'a tf.RunMetadata')
-    path = directory_name('path', path, 'the name of a file')  # which checks names of files, too
+    path = checked_path('path', path, 'the name of a file')
     if batch_size is not None:
         check_count('batch_size', batch_size)
     reports_beside = []
     if against is not None:
-        against = directory_name('against', against, 'the name of a file, or None')
+        against = checked_path('against', against, 'the name of a file, or None')
         reports_beside.append(report_in(against))
     parts = StepParts(built)
     trace = read_trace(run_metadata, parts)

@@ -11,7 +11,7 @@ from towers.arguments import (
     check_count,
     check_instance,
     check_step_variable,
-    directory_name,
+    checked_path,
 )
 from towers.checkpoint.files import (
     STATE_FILE,
@@ -77,7 +77,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         for listener in listeners:
             check_instance('a listener among listeners', listener,
                            tf.train.CheckpointSaverListener, 'a tf.train.CheckpointSaverListener')
-        self._directory = directory_name('directory', directory)
+        self._directory = checked_path('directory', directory)
         self._global_step = global_step
         self._save_steps = save_steps
         self._keep = keep

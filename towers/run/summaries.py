@@ -13,7 +13,7 @@ from towers.arguments import (
     check_instance,
     check_number,
     check_step_variable,
-    directory_name,
+    checked_path,
     scalar_tensors,
 )
 from towers.errors import InvalidArgumentError
@@ -155,7 +155,7 @@ class SummaryHook(tf.train.SessionRunHook):
             check_instance('graph', graph, (tf.Graph, tf.GraphDef), 'a tf.Graph, or None')
         self._summaries = list(summaries)
         self._global_step = global_step
-        self._logdir = directory_name('logdir', logdir)
+        self._logdir = checked_path('logdir', logdir)
         self._summary_steps = summary_steps
         self._graph = graph
         self._writer: typing.Any = None

@@ -24,7 +24,7 @@ from towers.arguments import (
     check_function,
     check_instance,
     check_step_variable,
-    directory_name,
+    checked_path,
     listed_hooks,
 )
 from towers.checkpoint.files import first_line
@@ -92,7 +92,7 @@ def training_session(directory: str, global_step: tf.Variable,
       OutOfMemoryError: a step ran out of memory (with `built`).
       NonFiniteError: a step found a NaN or an infinity (`Numerics(check_numerics=True)`).
     """
-    directory = directory_name('directory', directory)
+    directory = checked_path('directory', directory)
     check_step_variable(global_step)
     hooks_before = listed_hooks('hooks', hooks)
     hooks_after = listed_hooks('last_hooks', last_hooks)
@@ -327,7 +327,7 @@ def hold_directory(directory: str) -> typing.Iterator[bool]:
       CheckpointError: `directory` is a file, or cannot be made or written to.
       BadFileError: `run.lock` in it is no regular file.
     """
-    directory = directory_name('directory', directory)
+    directory = checked_path('directory', directory)
     with contextlib.ExitStack() as stack:
         try:
             tf.io.gfile.makedirs(directory)

@@ -11,7 +11,7 @@ from towers.arguments import (
     check_instance,
     check_number,
     check_step_variable,
-    directory_name,
+    checked_path,
     listed_variables,
 )
 from towers.checkpoint.files import READ_ERRORS, counter_in, first_line
@@ -186,8 +186,8 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
       CheckpointError: the checkpoint cannot be read, has no global step, or is of another model.
     """
     check_function('build', build, 0, 'a function without arguments that returns (inputs, outputs)')
-    checkpoint = directory_name('checkpoint', checkpoint, 'the prefix of a checkpoint')
-    directory = directory_name('directory', directory)
+    checkpoint = checked_path('checkpoint', checkpoint, 'the prefix of a checkpoint')
+    directory = checked_path('directory', directory)
     try:
         step = counter_in(checkpoint, 'global_step')
     except READ_ERRORS as error:

@@ -85,11 +85,12 @@ def tile(op: tf.Operation, states: _States, view: View) -> Results:
         x [n, 4], multiples (2, 1)    two rounds of all examples: [2 n, 4]
         w [1, 4], multiples (n, 1)    the same row for each example: [n, 4]
     """
-    state = as_number(op, states[0], view)
+    value = states[0]
     multiples = states[1]
     may_repeat_for_each = multiples.kind is Kind.SIZES  # n may be among the multiples
-    if may_repeat_for_each and not state.is_by_example:
-        return _repeated_by_sizes(op, state, multiples, view)
+    if may_repeat_for_each and not value.is_by_example:
+        # Sizes that are tiled, as [n] is, are numbers like any others.
+        return _repeated_by_sizes(op, as_number(op, value, view), multiples, view)
     return _tiled(op, states, view)
 
 

@@ -165,9 +165,9 @@ def _places_of_stride(stride: int, lengths: typing.List[int],
 
 
 def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
-    """Whether no dimension of a shape but this one depends on the number of examples, and whether
-    this one is a multiple of it. A shape such as (n, n) for x [n, 4] fits batches of one size, 4,
-    alone.
+    """Whether no dimension of a shape but this one depends on the number of examples, and this one,
+    if it depends on the number, is a multiple of it. A length of -1 does not depend on it. A shape
+    such as (n, n) for x [n, 4] fits batches of one size, 4, alone.
 
     If the numbers are not known as sizes, the answer is True: either they do not depend on n, or
     they depend on n in another way than sizes do. In the second case they have a mark
@@ -225,6 +225,9 @@ def _reshaped_with_unknown(op: tf.Operation, state: State, before: _Lengths, aft
 
 def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optional[State]:
     """The state after a reshape of [n, L, 4], where the entries of each example are neighbours.
+
+    The static shape of the values or of the result lacks a length, such as L. In the place of such
+    a length of the values, the sizes have the prime that stands for it in the scratch graph.
 
     Returns:
       The state, with the examples along dimension 0; None where it is not known that each example
