@@ -310,7 +310,7 @@ class Coordinator:
 
     def _refuse(self, lines: Lines, rank: int, why: str) -> dict:
         """Refuses a process that says it is the worker of that rank; returns the message to it."""
-        is_in_cluster = rank < len(self._workers)
+        is_in_cluster = 0 <= rank < len(self._workers)
         name = self._cluster.who(rank) if is_in_cluster else 'worker %d' % rank
         self._say('refused        %s: %s' % (name, why))
         refused = {'type': 'refused', 'rank': rank, 'why': why}

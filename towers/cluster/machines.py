@@ -176,8 +176,9 @@ class Exchange:
 
 
 def _names_of_sums(gradients: Pairs, values: typing.Sequence[tf.Tensor]) -> typing.FrozenSet[str]:
-    """Names of the operations that give gradients, and further `values`. Of a sparse gradient it is
-    the operation that gives the gradient's values."""
+    """Names of the operations that give sums over all workers: the combined gradients, and the
+    `values` of the forward pass. Of a sparse gradient it is the operation that gives the gradient's
+    values."""
     names = [tensor.op.name for tensor in values]
     for gradient, _ in gradients:
         value: typing.Any = getattr(gradient, 'values', gradient)

@@ -272,7 +272,7 @@ def _takes_reference(op: tf.Operation, position: int) -> bool:
     # One argument may be a list of several inputs, as the argument of `AddN` is.
     takes_lists = len(arguments) != len(op.inputs)
     if takes_lists:
-        return False  # such an operation takes values
+        return False  # such an operation takes values, or hands on references, as `RefMerge` does
     return arguments[position].is_ref
 
 

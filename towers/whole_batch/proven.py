@@ -66,8 +66,9 @@ def prove(operations: list, inputs: typing.Any, output: ModelOutput, updates: li
     """
     has_several_parts = request.parts_of_batch > 1
     # One tower that has the whole batch is the program as it was written: nothing is to be proven.
-    # One tower on each of several machines is not: they share the batch of a step. Nor is one tower
-    # that evaluates on a machine of a cluster: it has one part, but exchanges nothing.
+    # On a machine of a cluster a tower has a part of the batch, even if it is the machine's only
+    # tower. A tower that evaluates there exchanges nothing with other machines, and so counts as
+    # one part; but its plan still says what is proven of a batch over all machines.
     is_program_itself = not has_several_parts and request.has_whole_batch
     if is_program_itself:
         return Proven(output=output, proof=NO_ANALYSIS, analysis=NO_ANALYSIS,

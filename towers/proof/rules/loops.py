@@ -227,9 +227,12 @@ def _either_of_examples(op: tf.Operation, states: _States, view: View) -> State:
     # is the same for all examples: neither depends on another example.
     if kinds_of(deciding) == {Kind.ONE_EXAMPLE, Kind.INDEPENDENT}:
         return ONE_EXAMPLE
+    # The layout has the kind of the state: so a mean beside [n, 4], or beside a value of one
+    # example, has another layout, and is refused as well.
     layouts = {state.layout for state in deciding}
     if len(layouts) > 1:
-        return unknown(op, 'joins values in which the examples are in other places')
+        return unknown(op, 'joins values of the examples with values that have them in other '
+                           'places, or nowhere')
     is_constant = all(state.is_constant for state in deciding)
     return deciding[0]._replace(is_constant=is_constant)
 

@@ -226,8 +226,8 @@ def _reshaped_with_unknown(op: tf.Operation, state: State, before: _Lengths, aft
 def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optional[State]:
     """The state after a reshape of [n, L, 4], where the entries of each example are neighbours.
 
-    The static shape of the values or of the result lacks a length, such as L. In the place of such
-    a length of the values, the sizes have the prime that stands for it in the scratch graph.
+    Even in the scratch graph, some lengths of the values or of the result are not static. To each
+    such length of the values, such as L, `sizes_of_dimensions` gives a prime of its own.
 
     Returns:
       The state, with the examples along dimension 0; None where it is not known that each example
