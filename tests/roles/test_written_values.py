@@ -1,5 +1,7 @@
 """Shared variables that the model function writes by its examples, against one device."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -201,6 +203,30 @@ def averages_other(unused_centers, rows, features, unused_difference):
 def test_a_write_of_tower_0_that_updates_of_every_tower_wait_for_is_made_once(
         updates, num_towers, options):
     assert_one_device(model(in_order(*updates)), LABELS, num_towers, **options)
+
+
+def pulls_late_by_other(centers, rows, unused_features, difference):
+    """Reads `other`, but only after a while, in each tower but the first."""
+    def wait_unless_first_examples(ids):
+        if ids[0] != LABELS[0]:
+            time.sleep(.05)
+        return np.int64(0)
+    with tf.variable_scope('', reuse=tf.AUTO_REUSE):
+        other = tf.get_variable('other', [12, 3], tf.float64, tf.ones_initializer(),
+                                trainable=False)
+    with tf.control_dependencies([tf.py_func(wait_unless_first_examples, [rows], tf.int64)]):
+        factor = other.read_value()
+    return tf.scatter_sub(centers, rows, .1 * difference * factor[0])
+
+
+def halves_other(*unused):
+    with tf.variable_scope('', reuse=True):
+        other = tf.get_variable('other', [12, 3], tf.float64)
+    return tf.assign(other, .5 * other)
+
+
+def test_a_write_of_tower_0_waits_for_reads_of_updates_that_come_before_it():
+    assert_one_device(model(in_order(pulls_late_by_other, halves_other)), LABELS, 3)
 
 
 def test_a_sum_that_waits_for_a_write_is_refused_where_each_tower_calls_the_model():

@@ -1,10 +1,6 @@
 """Update ops, such as batch norm's: which of them run with a step, and on which train op they ride.
 
 Its test is tests/api/test_train_ops.py.
-
-Words of other modules used here: `EVERY` is the role of a variable that every tower writes in its
-turn, such as a count of the examples; `own_variables(first=1)` are the variables that towers 1, 2,
-… have for themselves, as state of their forward passes (`roles/ownership`).
 """
 
 import collections
@@ -15,9 +11,7 @@ import tensorflow.compat.v1 as tf
 from towers.copies.tower_set import TowerSet
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
-from towers.graph.variable_access import metric_variables
-from towers.roles.ownership import EVERY
-from towers.roles.write_order import updates_that_write
+from towers.roles.write_order import updates_of_other_towers
 
 
 def updates_of_step(tower_set: TowerSet, updates_before: list) -> list:
@@ -37,13 +31,8 @@ def updates_of_step(tower_set: TowerSet, updates_before: list) -> list:
         return updates + list(updates_before)
     # With 'first', a step runs all updates of tower 0, and from the other towers only the updates
     # of variables that every tower writes.
-    roles = tower_set.roles
-    state_of_other_towers = [variable.op.name for variable in roles.own_variables(first=1)]
-    counters_of_metrics = list(metric_variables())
-    written_in_turn = roles.names(EVERY)
-    written_by_all = state_of_other_towers + counters_of_metrics + written_in_turn
-    updates_of_other_towers = updates_that_write(towers[1:], written_by_all)
-    return list(towers[0].updates) + list(updates_before) + updates_of_other_towers
+    of_other_towers = updates_of_other_towers(towers, tower_set.roles)
+    return list(towers[0].updates) + list(updates_before) + of_other_towers
 
 
 def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],

@@ -31,11 +31,11 @@ from towers.graph.graph_walk import (
 )
 from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.order import Frames, fetches_for
-from towers.graph.variable_access import Writes
+from towers.graph.variable_access import Writes, metric_variables
 from towers.graph.waits import Wait, Waits, operations_to_hold
 from towers.placement.tower_device import stages_of
 from towers.roles.inline_updates import writes_among, writes_to
-from towers.roles.ownership import EVERY, FIRST, METRIC, Roles
+from towers.roles.ownership import EVERY, METRIC, Roles
 
 Operations = typing.Dict[str, tf.Operation]
 """{name of an operation: the operation}."""
@@ -92,9 +92,10 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
     reads = _forward_reads(towers)
     does_every_tower_write = bool(roles.names(EVERY))
     writing_towers = towers if does_every_tower_write else towers[:1]
-    # A tower may also write state of its own, by values that it reads from shared variables.
-    reads_of_updates = by_name(step_operations(_updates_in_step(towers, roles, reads, finder)))
-    step = _operations_of_step(writing_towers, reads)
+    # Each tower may also write state of its own, by values that it reads from shared variables.
+    updates = list(towers[0].updates) + updates_of_other_towers(towers, roles)
+    reads_of_updates = by_name(step_operations(updates))
+    step = _operations_of_step(writing_towers, updates, reads)
     writes = _find_writes(towers, takers, roles, step, finder)
     frames = Frames(list(step.values()))
     holds = find_holds(towers, reads, writes, takers, frames, reads_of_updates)
@@ -139,42 +140,15 @@ def _forward_reads(towers: typing.Sequence[Tower]) -> Operations:
     return by_name(step_operations(fetches_without_updates([tower_0, *towers[1:]])))
 
 
-def _operations_of_step(writing_towers: typing.Sequence[Tower], reads: Operations) -> Operations:
-    """The operations of a step: the `reads`, and all operations that the towers that write run."""
-    fetches = fetches_without_updates(writing_towers) + _updates_of(writing_towers)
+def _operations_of_step(writing_towers: typing.Sequence[Tower], updates: list,
+                        reads: Operations) -> Operations:
+    """The operations of a step: the `reads`, all operations that the forward and backward passes of
+    the towers that write run, and all that the `updates` run."""
+    fetches = fetches_without_updates(writing_towers) + updates
     # The search ends at the reads: all operations that `reads` need are themselves among `reads`.
     operations = by_name(step_operations(fetches, ends=reads))
     operations.update(reads)
     return operations
-
-
-def _updates_of(towers: typing.Iterable[Tower]) -> list:
-    """List of the update ops of all towers."""
-    updates: list = []
-    for tower in towers:
-        updates += tower.updates
-    return updates
-
-
-def _updates_in_step(towers: typing.Sequence[Tower], roles: Roles, reads: Operations,
-                     finder: Writes) -> list:
-    """List of the update ops that a step runs: all of tower 0, and those of the other towers that
-    write no variable which tower 0 writes for all. A tower whose model function was called again
-    (`copies='reuse'`) has such updates, and no step runs them.
-
-    Args:
-      towers: all towers.
-      roles: the roles of the variables.
-      reads: the operations of the forward and backward passes.
-      finder: finds the writes of the graph.
-    """
-    written_by_tower_0 = set(roles.names(FIRST))
-    updates = list(towers[0].updates)
-    for update in _updates_of(towers[1:]):
-        operations = step_operations([update], ends=reads)
-        if all(written_by_tower_0.isdisjoint(finder.written_by(op)) for op in operations):
-            updates.append(update)
-    return updates
 
 
 def held_by(holds: typing.Iterable[Hold]) -> typing.List[tf.Operation]:
@@ -464,15 +438,30 @@ def _steps_of_losses(tower: Tower) -> typing.List[typing.Set[str]]:
 
 # ---- the updates of every tower ------------------------------------------------------------------
 
+def updates_of_other_towers(towers: typing.Sequence[Tower],
+                            roles: Roles) -> typing.List[tf.Operation]:
+    """Finds the operations that a step has to run for the update ops of the towers after the first:
+    the writes of variables that every tower writes. With `update_ops='first'`, the first tower
+    alone runs all other update ops, such as batch norm's.
+
+    Args:
+      towers: all towers.
+      roles: the roles of the variables.
+    """
+    state_of_other_towers = [variable.op.name for variable in roles.own_variables(first=1)]
+    counters_of_metrics = list(metric_variables())
+    written_in_turn = roles.names(EVERY)
+    written_by_all = state_of_other_towers + counters_of_metrics + written_in_turn
+    return updates_that_write(towers[1:], written_by_all)
+
+
 def updates_that_write(other_towers: typing.Iterable[Tower],
                        names: typing.Iterable[str]) -> typing.List[tf.Operation]:
-    """Finds the operations that a step has to run for the update ops of the towers after the first:
-    the writes of variables that every tower writes. The first tower alone runs all other update
-    ops, such as batch norm's.
+    """Finds the operations to run so that the update ops of other towers write some variables.
 
     Args:
       other_towers: the towers after the first.
-      names: names of the variables that all towers write: counters, rows, each tower's own state.
+      names: names of the variables.
 
     Returns:
       List of the operations to run, in the order of their names.
