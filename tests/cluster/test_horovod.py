@@ -153,6 +153,28 @@ def test_the_session_sees_the_gpu_of_its_rank(asked):
     assert config.gpu_options.visible_device_list == '1'
 
 
+def test_the_first_session_of_a_process_has_the_threads_of_the_sessions_to_come(asked, monkeypatch):
+    """TensorFlow gives all sessions of a process the threads that the first one asks for. The
+    processes meet by it; the stand-in's other process never comes."""
+    cluster = towers.Cluster('horovod')
+    built = towers.build_towers(
+        lambda x: tf.reduce_mean(x * tf.get_variable('v', [])), (tf.constant([1., 2.]),),
+        tf.train.GradientDescentOptimizer(.1), reduction='mean', cluster=cluster)
+    configs = []
+
+    def session(config, make=tf.Session):
+        configs.append(config)
+        return make(config=config)
+    monkeypatch.setattr(tf, 'Session', session)
+    config = towers.session_config(built.devices, intra_op_threads=1, inter_op_threads=3)
+    with pytest.raises(towers.errors.ClusterError, match='did not join'):
+        with towers.join(cluster, built, config, start_timeout=.1):
+            pass
+    assert configs[0].intra_op_parallelism_threads == 1
+    assert configs[0].inter_op_parallelism_threads == 3
+    assert configs[0].device_count['GPU'] == 0  # no session before the program's has GPUs
+
+
 HOROVODRUN = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
 PROGRAM = """
 import sys

@@ -52,5 +52,6 @@ class Engine(typing.NamedTuple):
     """`f()`: `(number of workers, rank of this worker)`, as the engine's launcher says; None where
     workers have addresses."""
     gathered: typing.Any = None
-    """`f(text)`: takes the text of this worker, and returns the texts of all workers, by rank; None
-    where workers have addresses, by which they meet."""
+    """`f(text, config)`: takes the text of this worker, and the `tf.ConfigProto` of its sessions;
+    returns the texts of all workers, by rank. None where workers have addresses, by which they
+    meet."""

@@ -188,18 +188,26 @@ def broadcast(unused_cluster: typing.Any, variables: typing.Iterable[tf.Variable
     return tf.group(*assignments)
 
 
-def gathered_lines(text: str) -> typing.List[str]:
-    """The texts of all processes, by rank; `text` is the text of this process. The texts are sent
-    as bytes: nothing is unpickled."""
+def gathered_lines(text: str, config: tf.ConfigProto) -> typing.List[str]:
+    """The texts of all processes, by rank. They are sent as bytes: nothing is unpickled.
+
+    Args:
+      text: of this process.
+      config: of the sessions of this process.
+    """
     hvd = _load()
+    # All sessions of a process share the threads that its first session asks for, and this is the
+    # first one. But it is without GPUs: it would hold their memory, which the program's needs.
+    config_without_gpus = tf.ConfigProto()
+    config_without_gpus.CopyFrom(config)
+    config_without_gpus.device_count['GPU'] = 0
     text_bytes = np.frombuffer(text.encode('utf-8'), np.uint8)
     with tf.Graph().as_default(), tf.device('/cpu:0'):
         own_size = tf.constant(np.array([text_bytes.size], np.int64))
         fetches = [hvd.allgather(own_size, name='towers_sizes'),
                    hvd.allgather(tf.constant(text_bytes), name='towers_texts')]
         try:
-            # Without GPUs: this session would hold their memory, which the program's session needs.
-            with tf.Session(config=tf.ConfigProto(device_count={'GPU': 0})) as session:
+            with tf.Session(config=config_without_gpus) as session:
                 sizes, texts = session.run(fetches)
         except tf.errors.OpError as error:
             raise ClusterError('Horovod lost a process before all had joined; see what that one '

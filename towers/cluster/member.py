@@ -133,7 +133,8 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     end = _EndOfProcess()
     _redirect_late_operations(built)
     own = _signature_with_servers(cluster, built, dict(settings or {}, dead_after=dead_after))
-    meeting = _meeting(cluster, own, start_timeout, dead_after, say, on_lost or end.with_error)
+    meeting = _meeting(cluster, own, config, start_timeout, dead_after, say,
+                       on_lost or end.with_error)
     with meeting as connection, servers_watched(cluster, connection, say):
         try:
             target = _target(cluster, config, start_timeout, say)
@@ -271,13 +272,15 @@ def _signature_with_servers(cluster: Cluster, built: BuiltTowers, settings: dict
 
 
 @contextlib.contextmanager
-def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: float,
-             say: typing.Callable, lose: typing.Callable) -> typing.Iterator[Connection]:
+def _meeting(cluster: Cluster, own: dict, config: tf.ConfigProto, start_timeout: float,
+             dead_after: float, say: typing.Callable, lose: typing.Callable
+             ) -> typing.Iterator[Connection]:
     """The `Connection` of a worker that has met the others; on worker 0 they meet here.
 
     Args:
       cluster: the `Cluster`.
       own: the signature of this worker.
+      config: the `tf.ConfigProto` of the sessions.
       start_timeout, dead_after, say: as for `join`.
       lose: called with a `WorkerLostError`, in another thread.
     """
@@ -286,7 +289,7 @@ def _meeting(cluster: Cluster, own: dict, start_timeout: float, dead_after: floa
     if needs_port_later:
         _check_port(cluster, own, time.monotonic() + start_timeout, say)
     _wait_for_servers(cluster, time.monotonic() + start_timeout, say)
-    address = _address_to_meet(cluster, say)
+    address = _address_to_meet(cluster, config, say)
     deadline = time.monotonic() + start_timeout  # anew for each wait: servers, then workers
     coordinator: typing.Optional[Coordinator] = None  # of worker 0 alone
     with contextlib.ExitStack() as stack:
@@ -338,11 +341,12 @@ def _check_port(cluster: Cluster, own: dict, deadline: float, say: typing.Callab
         raise
 
 
-def _address_to_meet(cluster: Cluster, say: typing.Callable) -> str:
+def _address_to_meet(cluster: Cluster, config: tf.ConfigProto, say: typing.Callable) -> str:
     """The address where worker 0 listens until all are there.
 
     Without addresses in the cluster, worker 0 chooses one, which all get by the engine's
-    `gathered`; this waits for all, and `say` is called with a line about that.
+    `gathered`; this waits for all, and `say` is called with a line about that. `config` is of the
+    sessions.
     """
     if cluster.has_addresses:
         return cluster.workers[0]
@@ -351,4 +355,4 @@ def _address_to_meet(cluster: Cluster, say: typing.Callable) -> str:
         host = os.environ.get('HOROVOD_HOSTNAME') or socket.gethostname()
         own_address = '%s:%d' % (host, free_ports(1)[0])
     say('waiting        until all processes of %s call join' % cluster.engine.name)
-    return cluster.engine.gathered(own_address)[0]
+    return cluster.engine.gathered(own_address, config)[0]

@@ -183,7 +183,8 @@ def _by_horovod(machines: Machines, work: Work, uneven: bool
                                num_workers, cluster.num_workers, num_workers))
     trained = work(cluster)
     # Each worker gets the lines of all workers.
-    lines_of_workers = gathered_lines(json.dumps(_losses_of(trained.numbers)))
+    lines_of_workers = gathered_lines(json.dumps(_losses_of(trained.numbers)),
+                                      tf.ConfigProto())
     return [_WorkerLosses(*json.loads(line)) for line in lines_of_workers], trained
 
 
