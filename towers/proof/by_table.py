@@ -35,16 +35,15 @@ from towers.proof.states import (
     IS_PYTHON,
     ONE_EXAMPLE,
     Kind,
+    PerhapsStates,
     State,
     first_unknown,
     if_complete,
+    known_states,
     unknown,
 )
 from towers.proof.table import RULES, Row
 from towers.proof.view import View
-
-InputStates = typing.Sequence[typing.Optional[State]]
-"""The states of the inputs of an operation, None where one has none yet."""
 
 Results = typing.Union[State, typing.List[State], None]
 """One state for all results, or a list with a state for each result; None as long as a state that
@@ -66,7 +65,7 @@ on every tower: tables, if no step fills them (`View.fills_tables`); and variabl
 `written_before` takes care of the variables that the forward pass writes."""
 
 
-def states_by_table(op: tf.Operation, states: InputStates, view: View) -> Results:
+def states_by_table(op: tf.Operation, states: PerhapsStates, view: View) -> Results:
     """The states of the results of an operation, by its row of the table or without one.
 
     Args:
@@ -104,20 +103,15 @@ def _takes_or_gives_list(op: tf.Operation) -> bool:
     return any(tensor.dtype.base_dtype == tf.variant for tensor in tensors)
 
 
-def _can_begin(op: tf.Operation, states: InputStates) -> bool:
+def _can_begin(op: tf.Operation, states: PerhapsStates) -> bool:
     """Whether an operation has results as soon as one input has a state: a `Merge`, whose other
     input comes back from an iteration of its loop later."""
-    return op.type in ('Merge', 'RefMerge') and bool(_known(states))
-
-
-def _known(states: InputStates) -> typing.List[State]:
-    """The states without the Nones, which stand for inputs that have no state yet."""
-    return [state for state in states if state is not None]
+    return op.type in ('Merge', 'RefMerge') and bool(known_states(states))
 
 
 # ---- by a row ------------------------------------------------------------------------------------
 
-def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -> Results:
+def states_by_row(row: Row, op: tf.Operation, states: PerhapsStates, view: View) -> Results:
     """The states that a row gives for the results of an operation.
 
     Args:
@@ -127,15 +121,17 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
         have none.
       view: `View`.
     """
-    inputs = _known(states)
+    inputs = known_states(states)
     without_answer = _state_without_answer(row, op, inputs)
     if without_answer is not None:
         return without_answer
-    if not row.takes_sizes:
-        inputs = as_numbers(op, inputs, view)
-    # A rule that takes unknown states gets the states of all inputs as they are: None for a state
-    # that is not there yet, and sizes as sizes, even without `takes_sizes`.
-    answer = _answer(row, op, states if row.takes_unknown else inputs, view)
+    answer = _sizes_of_results(row, op, inputs, view)
+    if answer is None:
+        if not row.takes_sizes:
+            inputs = as_numbers(op, inputs, view)
+        # A rule that takes unknown states gets the states of all inputs as they are: None for a
+        # state that is not there yet, and sizes as sizes, even without `takes_sizes`.
+        answer = _answer(row, op, states if row.takes_unknown else inputs, view)
     if answer is None:  # the rule needs a state that is not there yet
         return None
     if not row.keeps_marks:  # the rule of control flow has marked its answer itself
@@ -145,7 +141,26 @@ def states_by_row(row: Row, op: tf.Operation, states: InputStates, view: View) -
     return [_completed(row, op, inputs, state, view) for state in answer]
 
 
-def _answer(row: Row, op: tf.Operation, states: InputStates, view: View) -> Results:
+def _sizes_of_results(row: Row, op: tf.Operation, states: typing.List[State],
+                      view: View) -> Results:
+    """The sizes of the results of an operation on sizes, or on static integers; None where the
+    results are no sizes, so that its rule is to be asked.
+
+    Args:
+      row: the row of the operation.
+      op: the operation.
+      states: the states of its inputs.
+      view: `View`.
+    """
+    if row.of_sizes is None:
+        return None
+    try:
+        return row.of_sizes(op, states, view)
+    except NotKnown:
+        return None
+
+
+def _answer(row: Row, op: tf.Operation, states: PerhapsStates, view: View) -> Results:
     """What the rule of a row says of the results; an unknown state, where the rule finds that
     something it needs is not known (`NotKnown`).
 

@@ -24,6 +24,9 @@ from towers.proof.view import View
 
 Sizes = typing.Tuple[Size, ...]
 
+MOST_NUMBERS = 64
+"""A tensor with more numbers is taken for no shape: to follow each of them would take long."""
+
 _PerhapsSize = typing.Optional[Size]
 """None where the number is not of the form of a size, so that nothing is known of it."""
 
@@ -153,8 +156,8 @@ def product_of_all(sizes: typing.Iterable[Size]) -> _PerhapsSize:
 # ---- tensors -------------------------------------------------------------------------------------
 
 def sizes_in(tensor: tf.Tensor, state: State, view: View) -> typing.Optional[Sizes]:
-    """The numbers of a tensor of sizes, or of static integers, in row-major order; None for any
-    other tensor.
+    """The numbers of a tensor of sizes, or of at most `MOST_NUMBERS` static integers, in row-major
+    order; None for any other tensor.
 
     Args:
       tensor: the tensor.
@@ -166,7 +169,9 @@ def sizes_in(tensor: tf.Tensor, state: State, view: View) -> typing.Optional[Siz
     if state.kind is not Kind.INDEPENDENT:
         return None
     value = view.value(tensor)
-    if value is None or not np.issubdtype(value.dtype, np.integer):
+    if value is None or value.size > MOST_NUMBERS:
+        return None
+    if not np.issubdtype(value.dtype, np.integer):
         return None
     return tuple(Size(int(number)) for number in np.ravel(value))
 

@@ -255,10 +255,18 @@ def unknown(op: tf.Operation, why: str) -> State:
     return State(Kind.UNKNOWN, reason=Reason(op.name, op.type, why))
 
 
-def if_complete(
-        states: typing.Sequence[typing.Optional[State]]) -> typing.Optional[typing.List[State]]:
-    """The states as a list; None where any of them is None, since its tensor has no state yet."""
-    known = [state for state in states if state is not None]
+PerhapsStates = typing.Sequence[typing.Optional[State]]
+"""States of tensors, None for a tensor that has no state yet."""
+
+
+def known_states(states: PerhapsStates) -> typing.List[State]:
+    """The states without the Nones."""
+    return [state for state in states if state is not None]
+
+
+def if_complete(states: PerhapsStates) -> typing.Optional[typing.List[State]]:
+    """The states as a list; None where any of them is None."""
+    known = known_states(states)
     return known if len(known) == len(states) else None
 
 

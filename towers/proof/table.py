@@ -49,6 +49,10 @@ class Row(typing.NamedTuple):
     # whether the rule has an answer for POSITION, ROW_POSITION and INDICES; if False, the results
     # of such inputs are unknown
     takes_positions: bool = False
+    # (operation, states of its inputs, view) -> the states of the results, where the inputs are
+    # sizes, or static integers, which may become lengths of a shape later. It is asked before the
+    # rule, and raises `NotKnown` where a result is no size; None where no result ever is
+    of_sizes: typing.Optional[typing.Callable] = None
     # whether the rule has an answer for SIZES; if False, sizes are taken as numbers before the rule
     # is asked (`sizes.as_number`), unless the rule `takes_unknown`
     takes_sizes: bool = False
@@ -71,7 +75,7 @@ class Row(typing.NamedTuple):
 
 
 _Flags = typing.Dict[str, typing.Any]  # of a `Row`
-_BY_ENTRY: _Flags = dict(takes_sizes=True, keeps_uniform=True)
+_BY_ENTRY: _Flags = dict(of_sizes=shapes.arithmetic, keeps_uniform=True)
 _HANDED_ON: _Flags = dict(takes_positions=True, takes_sizes=True, accounts_for_totals=True)
 _CONTROL_FLOW: _Flags = dict(takes_unknown=True, keeps_marks=False, **_HANDED_ON)
 """Rules of control flow take what is not known in a branch, and mark what they hand on."""
@@ -130,9 +134,11 @@ TABLE = [
     Row('TopK TopKV2 InTopK InTopKV2', reductions.largest,
         'Each row along the last dimension by itself.'),
     # ---- over dimensions
-    Row('Mean Sum Max Min Prod All Any ArgMax ArgMin EuclideanNorm', reductions.reduce,
-        "Over the examples' dimension, a mean or a sum over them; over others, each by itself.",
-        takes_sizes=True),
+    Row('Mean Sum Max Min All Any ArgMax ArgMin EuclideanNorm', reductions.reduce,
+        "Over the examples' dimension, a mean or a sum over them; over others, each by itself."),
+    Row('Prod', reductions.reduce,
+        "Over other dimensions than the examples', each by itself.",
+        of_sizes=shapes.product_of_sizes),
     Row('L2Loss', reductions.l2_loss,
         'Half the sum of the squares of all entries.'),
     Row('BiasAddGrad', reductions.bias_add_gradient,
@@ -147,9 +153,13 @@ TABLE = [
         'Each vector along the last dimension by itself; linear in each of the two.',
         linear_in=_ALL),
     # ---- sizes, and tensors of a size
-    Row('Shape Size Rank ShapeN', shapes.shape_of,
+    Row('Shape ShapeN', shapes.shape_of,
         'The examples have one dimension, and all others are the same on every tower.',
         takes_sizes=True),
+    Row('Size', shapes.number_of_entries,
+        'The product of the lengths of all dimensions.', takes_sizes=True),
+    Row('Rank', shapes.rank_of,
+        'The same on every tower.', takes_sizes=True),
     Row('BroadcastGradientArgs', shapes.broadcast_gradient_args,
         'A factor is repeated along the dimensions that it lacks, or has with one entry.',
         takes_sizes=True),
@@ -160,7 +170,7 @@ TABLE = [
     Row('BroadcastTo', shapes.broadcast_to,
         'A value without the examples is the same for all of them.', takes_sizes=True),
     Row('Range', shapes.range_of,
-        'Counts.', takes_sizes=True),
+        'Counts.', of_sizes=shapes.sizes_of_range, takes_sizes=True),
     Row('RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt RandomGamma '
         'StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomNormal '
         'StatelessRandomNormalV2 StatelessTruncatedNormal StatelessTruncatedNormalV2 '
@@ -170,12 +180,12 @@ TABLE = [
         takes_sizes=True),
     # ---- the same entries elsewhere
     Row('Reshape', reshapes.reshape,
-        'The entries keep their order, and an example its stride.', takes_positions=True,
-        takes_sizes=True),
+        'The entries keep their order, and an example its stride.', of_sizes=shapes.same_sizes,
+        takes_positions=True, takes_sizes=True),
     Row('ExpandDims', layout.expand_dims,
-        'A dimension more.', takes_positions=True, takes_sizes=True),
+        'A dimension more.', of_sizes=shapes.same_sizes, takes_positions=True),
     Row('Squeeze', layout.squeeze,
-        'Fewer dimensions of length 1.', takes_positions=True, takes_sizes=True),
+        'Fewer dimensions of length 1.', of_sizes=shapes.same_sizes, takes_positions=True),
     Row('Transpose ConjugateTranspose', layout.transpose,
         'The dimensions in another order.'),
     Row('Pad MirrorPad', layout.pad,
@@ -184,12 +194,14 @@ TABLE = [
         'The same entries again.', takes_sizes=True),
     Row('StridedSlice', slices.strided_slice,
         'All of the examples, and a part of the other dimensions; or the example of an iteration.',
-        takes_positions=True, takes_sizes=True, takes_unknown=True),
+        of_sizes=shapes.sizes_in_brackets, takes_positions=True, takes_sizes=True,
+        takes_unknown=True),
     Row('StridedSliceGrad', slices.strided_slice_gradient,
         'The gradient of a slice of all examples is of all of them, with zeros around.',
         takes_sizes=True),
     Row('Slice', slices.slice_,
-        'All of the examples, and a part of the other dimensions.', takes_sizes=True),
+        'All of the examples, and a part of the other dimensions.',
+        of_sizes=shapes.sliced_sizes),
     Row('ReverseV2 Roll Cumsum', layout.along_axes,
         'Along other dimensions, each example by itself; linear.'),
     Row('Cumprod CumulativeLogsumexp', layout.cumulative_product,
@@ -208,7 +220,8 @@ TABLE = [
     Row('MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3', layout.matrix_with_diagonal,
         'Each matrix with its own diagonal.', linear_in=_FIRST_TWO),
     Row('Unpack', joining.unpack,
-        'Parts along another dimension have the examples where they were.', takes_sizes=True),
+        'Parts along another dimension have the examples where they were.',
+        of_sizes=shapes.unstacked_sizes),
     Row('Split', joining.split,
         'Parts along another dimension have the examples where they were.',
         linear_in=_ALL_BUT_FIRST),
@@ -216,13 +229,14 @@ TABLE = [
         'Parts along another dimension have the examples where they were.'),
     Row('ConcatV2', joining.concat,
         'Beside each other along another dimension; all examples after all examples.',
-        takes_sizes=True, linear_in=_ALL_BUT_LAST),
+        of_sizes=shapes.joined_sizes, linear_in=_ALL_BUT_LAST),
     Row('Pack', joining.pack,
-        'Beside each other along a new dimension.', takes_positions=True, takes_sizes=True,
-        linear_in=_ALL),
+        'Beside each other along a new dimension.', of_sizes=shapes.stacked_sizes,
+        takes_positions=True, linear_in=_ALL),
     Row('Gather GatherV2 ResourceGather', gathers.gather,
-        'Rows of a table that all towers share, by places of the examples.', takes_positions=True,
-        takes_sizes=True, takes_unknown=True),
+        'Rows of a table that all towers share, by places of the examples.',
+        of_sizes=shapes.gathered_sizes, takes_positions=True, takes_sizes=True,
+        takes_unknown=True),
     Row('GatherNd ResourceGatherNd', gathers.gather_nd,
         'Entries of each example, by its own number.', takes_positions=True),
     Row('OneHot', gathers.one_hot,

@@ -17,13 +17,14 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.graph.op_types import BRANCHES_V2, batch_value_role
-from towers.proof.by_table import InputStates, Results, states_by_row, states_by_table
+from towers.proof.by_table import Results, states_by_row, states_by_table
 from towers.proof.rules import loops, loops_v2
 from towers.proof.rules.totals import marks_of_totals
 from towers.proof.states import (
     INDEPENDENT,
     TAKES_NO_OTHER_BATCH,
     Kind,
+    PerhapsStates,
     State,
     if_complete,
     unknown,
@@ -71,7 +72,7 @@ class Transfer:
         return takes_written or looks_upstream or self._has_body(op)
 
     def results(self, op: tf.Operation,
-                states: InputStates) -> typing.Optional[typing.List[State]]:
+                states: PerhapsStates) -> typing.Optional[typing.List[State]]:
         """The states of the results of an operation.
 
         Args:
@@ -93,7 +94,7 @@ class Transfer:
             results.append(self._with_mark_of_own_gradient(op, state))
         return results
 
-    def _results_of_kind(self, op: tf.Operation, states: InputStates) -> Results:
+    def _results_of_kind(self, op: tf.Operation, states: PerhapsStates) -> Results:
         """The states of the results, by the kind of the operation; `results` completes them."""
         kind_of_batch_value = self._kind_of_batch_value(op)
         if kind_of_batch_value is not None:
@@ -104,7 +105,7 @@ class Transfer:
             return self._taker_of_written_memory(op, states)
         return self._by_body_or_table(op, states)
 
-    def _by_body_or_table(self, op: tf.Operation, states: InputStates) -> Results:
+    def _by_body_or_table(self, op: tf.Operation, states: PerhapsStates) -> Results:
         """The results of an operation, by the body of the function that it calls, or by its row of
         the table."""
         if self._has_body(op):
@@ -239,7 +240,7 @@ class Transfer:
 
     # ---- a variable that was written before
 
-    def _read_of_written(self, op: tf.Operation, states: InputStates) -> Results:
+    def _read_of_written(self, op: tf.Operation, states: PerhapsStates) -> Results:
         """The results of a read of a variable after the forward pass has written it: the written
         value, or some of its rows (`ResourceGather`)."""
         known = if_complete(states)
@@ -253,7 +254,7 @@ class Transfer:
             return value
         return states_by_row(RULES[op.type], op, [value] + states_of_indices, self._view)
 
-    def _taker_of_written_memory(self, op: tf.Operation, states: InputStates) -> Results:
+    def _taker_of_written_memory(self, op: tf.Operation, states: PerhapsStates) -> Results:
         """The results of an operation that takes the memory of a variable after the forward pass
         has written to it.
 
@@ -277,7 +278,7 @@ class Transfer:
         is_call = bodies.has_body_of(op.name) or op.name in bodies.left_out
         return is_call or op.name in self._carried
 
-    def _by_body(self, op: tf.Operation, states: InputStates) -> Results:
+    def _by_body(self, op: tf.Operation, states: PerhapsStates) -> Results:
         """The results of a call or a loop by its body; the state of a value that a loop carries."""
         bodies = self._view.bodies
         if op.name in bodies.left_out:  # since shape inference refuses its body

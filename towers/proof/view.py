@@ -30,6 +30,7 @@ _FILL_TABLES = (
     'InitializeTable', 'LookupTableImport', 'LookupTableInsert', 'LookupTableRemove')
 """The types of the operations that change the entries of a table begin like this."""
 
+_NO_STATE_YET = State(Kind.UNKNOWN)
 _LARGEST_LENGTH = 2 ** 31  # no dimension is longer
 
 
@@ -99,6 +100,11 @@ class View:
     def state_or_none(self, tensor: tf.Tensor) -> typing.Optional[State]:
         """The state of a tensor; None where it has none yet, as at the beginning of a loop."""
         return self.states.get(tensor.name)
+
+    def state_so_far(self, tensor: tf.Tensor) -> State:
+        """The state of a tensor; UNKNOWN where it has none yet, as in the first round of the
+        analysis a tensor of a loop."""
+        return self.states.get(tensor.name, _NO_STATE_YET)
 
     def rank(self, tensor: tf.Tensor) -> typing.Optional[int]:
         """The number of dimensions; None where it is not static."""

@@ -16,6 +16,10 @@ inputs the rule can get:
 - without `takes_sizes`, sizes have been converted to numbers before (a rule with `takes_unknown`
   converts them itself).
 
+The row of an operation that computes sizes from sizes, such as `tf.stack([n, 4])`, has a second
+function with the same arguments, `of_sizes`. It is asked first. Where it raises `NotKnown`, the
+result is no size, and the rule is asked.
+
 The docstring of a rule says why the rule is sound. Where a rule is not certain, it returns
 `unknown(op, why)`. Where a rule needs a value that is not known, such as a shape or an axis,
 `common.required`, `static_rank` and similar functions raise `NotKnown`; `by_table` converts this

@@ -12,8 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.common import is_multiple_of_examples, takes_whole_rows
 from towers.proof.rules.shapes import end_of_count
-from towers.proof.sizes import sizes_in
-from towers.proof.states import Kind, State, per_example
+from towers.proof.states import State, per_example
 from towers.proof.view import View, is_wide, same_numbers_behind
 
 
@@ -82,22 +81,14 @@ def _row_numbers_of_terms(first_rows: tf.Tensor, places: tf.Tensor,
     Returns:
       `_RowNumbers`; None for other terms.
     """
-    blocks = _first_rows_of_blocks(first_rows, view)
-    if blocks is None or places.op.type not in ('ArgMax', 'ArgMin'):
+    if first_rows.op.type != 'Mul' or places.op.type not in ('ArgMax', 'ArgMin'):
         return None
+    left, right = first_rows.op.inputs
+    blocks = _blocks_by_factors(left, right, view) or _blocks_by_factors(right, left, view)
     entries_of_argmax = _length_of_argmax(places.op, view)
-    if entries_of_argmax is None or entries_of_argmax > blocks.rows:
+    if blocks is None or entries_of_argmax is None or entries_of_argmax > blocks.rows:
         return None
     return _RowNumbers(blocks, places)
-
-
-def _first_rows_of_blocks(tensor: tf.Tensor, view: View) -> typing.Optional[_Blocks]:
-    """The first rows of blocks, `tf.range(n) * 8`, with the factors in either order; None for any
-    other tensor."""
-    if tensor.op.type != 'Mul':
-        return None
-    left, right = tensor.op.inputs
-    return _blocks_by_factors(left, right, view) or _blocks_by_factors(right, left, view)
 
 
 def _blocks_by_factors(block_numbers: tf.Tensor, rows: tf.Tensor,
@@ -114,11 +105,9 @@ def _blocks_by_factors(block_numbers: tf.Tensor, rows: tf.Tensor,
       `_Blocks`; None for other factors.
     """
     blocks_of_each = _count_of_range(same_numbers_behind(block_numbers).op, view)
+    is_scalar = view.rank(rows) == 0
     rows_of_block = view.value(rows)
-    if blocks_of_each is None or rows_of_block is None:
-        return None
-    is_scalar = rows_of_block.ndim == 0
-    if not is_scalar or rows_of_block < 1:
+    if blocks_of_each is None or not is_scalar or rows_of_block is None:
         return None
     return _Blocks(of_each=blocks_of_each, rows=int(rows_of_block))
 
@@ -128,29 +117,21 @@ def _count_of_range(op: tf.Operation, view: View) -> typing.Optional[int]:
     other ranges and operations."""
     if op.type != 'Range':
         return None
-    end = end_of_count([sizes_in(tensor, view.state(tensor), view) for tensor in op.inputs])
-    if end is None:
+    end = end_of_count(op.inputs, map(view.state, op.inputs), view)
+    if end is None or not is_multiple_of_examples(end[0]):  # the end of a range is a scalar
         return None
-    count = end[0]  # the end of a range is a scalar
-    has_numbers_of_each = is_multiple_of_examples(count) and count.per_example > 0
-    return count.per_example if has_numbers_of_each else None
+    return end[0].per_example
 
 
 def _length_of_argmax(op: tf.Operation, view: View) -> typing.Optional[int]:
     """The length of the dimension over which an argmax goes: 8 for values [n, 8] of the examples.
-    The results of the argmax are below this length.
+    The results of the argmax are below this length. None where it is not static.
 
-    Returns:
-      The length; None where it is not static, where the argmax goes over the examples, and where
-      the values are not PER_EXAMPLE.
+    Of an argmax over the examples, or over values of other kinds, the results have not the state
+    that `row_of_each_block` asks of the places.
     """
-    state = view.state(op.inputs[0])
-    if state.kind is not Kind.PER_EXAMPLE:
-        return None
     axis = view.value(op.inputs[1])
     shape = view.shape(op.inputs[0])
     if axis is None or shape is None:
         return None
-    argmax_axis = int(axis) % len(shape)
-    is_over_examples = argmax_axis == state.axis
-    return None if is_over_examples else shape[argmax_axis]
+    return shape[int(axis)]

@@ -126,8 +126,9 @@ def vector_along_examples(state: State) -> State:
 # ---- questions about sizes, and about lengths ----------------------------------------------------
 
 def is_multiple_of_examples(size: Size) -> bool:
-    """Whether a size is a multiple of the number of examples: 2 n, and neither 4 nor n + 1."""
-    return size.per_example != 0 and size.constant == 0
+    """Whether a size is a multiple of the number of examples: 2 n, and neither 4 nor n + 1; nor -n,
+    as of the difference 0 - n."""
+    return size.per_example > 0 and size.constant == 0
 
 
 def axes_of_examples(shape: Sizes) -> typing.List[int]:
@@ -144,9 +145,9 @@ def begins_with_examples(shape: typing.Optional[Sizes], entries_of_each: int = 1
       shape: the shape; None where it is not known.
       entries_of_each: how many entries each example has along the first dimension.
     """
-    if not shape or shape[0] != Size(constant=0, per_example=entries_of_each):
+    if shape is None or axes_of_examples(shape) != [0]:
         return False
-    return axes_of_examples(shape) == [0]
+    return shape[0] == Size(constant=0, per_example=entries_of_each)
 
 
 def has_one_entry_along(axis: int, tensor: tf.Tensor, view: View) -> bool:
@@ -160,6 +161,22 @@ def has_one_entry_along(axis: int, tensor: tf.Tensor, view: View) -> bool:
     """
     shape = view.shape(tensor)
     return shape is not None and shape[axis] == 1
+
+
+def is_broadcast_along(axis_from_end: int, tensor: tf.Tensor, view: View) -> bool:
+    """Whether it is certain that a tensor has one entry along a dimension, or lacks the dimension,
+    so that broadcasting repeats the tensor along it.
+
+    Args:
+      axis_from_end: the dimension, counted from the last, -1.
+      tensor: the tensor.
+      view: `View`.
+    """
+    rank = view.rank(tensor)
+    if rank is None:
+        return False
+    lacks_dimension = rank < -axis_from_end
+    return lacks_dimension or has_one_entry_along(axis_from_end, tensor, view)
 
 
 def has_examples_last(state: State, rank: int) -> bool:
@@ -229,6 +246,21 @@ def static_value(tensor: tf.Tensor, op: tf.Operation, view: View) -> np.ndarray:
     return required(view.value(tensor), op, NO_STATIC_ARGUMENT)
 
 
+def static_axes(tensor: tf.Tensor, rank: int, op: tf.Operation, view: View) -> typing.List[int]:
+    """The dimensions that an argument of an operation names, counted from 0.
+
+    Args:
+      tensor: the argument, a number or a vector of numbers; a negative one counts from the last.
+      rank: the number of dimensions there are.
+      op: the operation.
+      view: `View`.
+
+    Raises:
+      NotKnown: the dimensions are not static, so that the proof ends at the operation.
+    """
+    return [int(axis) % rank for axis in np.ravel(static_value(tensor, op, view))]
+
+
 def static_entry(tensor: tf.Tensor, place: int, op: tf.Operation, view: View) -> np.ndarray:
     """The value of one entry of a vector, or of one row of a matrix, that is an argument of an
     operation. The other entries or rows need not be static.
@@ -239,7 +271,19 @@ def static_entry(tensor: tf.Tensor, place: int, op: tf.Operation, view: View) ->
     return required(view.entry(tensor, place), op, NO_STATIC_ARGUMENT)
 
 
+def are_zeros(tensor: tf.Tensor, view: View) -> bool:
+    """Whether all entries of a tensor are known to be 0."""
+    value = view.value(tensor)
+    return value is not None and not value.any()
+
+
 # ---- questions about operations ------------------------------------------------------------------
+
+def is_set(op: tf.Operation, attribute: str) -> bool:
+    """Whether an operation has an attribute, and the attribute is neither False nor 0. Operations
+    of some types, or of some TensorFlows, lack an attribute, such as `batch_dims`."""
+    return attribute in op.node_def.attr and bool(op.get_attr(attribute))
+
 
 def takes_whole_rows(gather: tf.Operation, view: View) -> bool:
     """Whether a `tf.gather` takes entries along the first dimension, x[i], and so whole rows.
@@ -249,8 +293,8 @@ def takes_whole_rows(gather: tf.Operation, view: View) -> bool:
     """
     if gather.type != 'GatherV2':
         return True
-    axis = view.value(gather.inputs[2])
-    return axis is not None and int(axis) == 0 and not gather.get_attr('batch_dims')
+    is_along_first = view.value(gather.inputs[2]) == 0  # False for a value that is not static
+    return bool(is_along_first) and not gather.get_attr('batch_dims')
 
 
 # ---- the examples' dimension ---------------------------------------------------------------------

@@ -4,8 +4,8 @@ Each entry of the result is a function of the entries of the inputs at the same 
 broadcasting. So the examples stay where they are. For x [n, 4] and y [n, 1], both with the examples
 along dimension 0, entry (e, i) of the result belongs to example e.
 
-An input may have sizes, or entries of single examples. Any other input is the same on every tower,
-or a mean, a sum or a share over the examples (`totals`).
+An input may have entries of single examples. Any other input is the same on every tower, or a mean,
+a sum or a share over the examples (`totals`); of a cast, it may also have sizes, or positions.
 """
 
 import typing
@@ -17,12 +17,11 @@ from towers.proof.rules.common import (
     any_by_example,
     any_of_kind,
     fits_examples_as_built,
-    has_one_entry_along,
+    is_broadcast_along,
     state_of_layout,
     static_rank,
     vector_along_examples,
 )
-from towers.proof.rules.shapes import arithmetic_of_sizes
 from towers.proof.rules.totals import (
     marks_of_totals,
     not_linear,
@@ -30,7 +29,6 @@ from towers.proof.rules.totals import (
     quotient_of_totals,
     sum_of_totals,
 )
-from towers.proof.sizes import as_numbers
 from towers.proof.stand_ins import LEAST_STAND_IN
 from towers.proof.states import (
     HAS_OWN_SIZE,
@@ -75,13 +73,8 @@ def _entry_by_entry(op: tf.Operation, states: _States, view: View,
       view: `View`.
       rule_without_examples: the rule for the case that no input has entries of single examples.
     """
-    sizes = arithmetic_of_sizes(op, list(states), view)
-    if sizes is not None:
-        return sizes
-    states = as_numbers(op, states, view)  # the result is no size, so that n counts as a sum
-    if any_by_example(states):
-        return by_example(op, states, view)
-    return rule_without_examples(op, states, view)
+    rule = by_example if any_by_example(states) else rule_without_examples
+    return rule(op, states, view)
 
 
 # ---- functions of certain inputs -----------------------------------------------------------------
@@ -122,13 +115,8 @@ def divide(op: tf.Operation, states: _States, view: View) -> State:
     A quotient of integers is rounded, so that it is not linear in the dividend.
     """
     is_rounded = op.outputs[0].dtype.is_integer
-    if is_rounded:
-        return elementwise(op, states, view)
-    states = as_numbers(op, states, view)
-    if any_by_example(states):
-        return by_example(op, states, view)
-    dividend, divisor = states
-    return quotient_of_totals(op, dividend, divisor, view)
+    rule_without_examples = not_linear if is_rounded else quotient_of_totals
+    return _entry_by_entry(op, states, view, rule_without_examples)
 
 
 def select(op: tf.Operation, states: _States, view: View) -> State:
@@ -200,7 +188,7 @@ def _by_example_of_batch(op: tf.Operation, states: _States, view: View) -> State
     axis_from_end = layout.axis
     for tensor, state in zip(op.inputs, states):
         has_entry_of_each = state.is_by_example or fits_examples_as_built(state, view)
-        if not has_entry_of_each and not _is_broadcast_along(tensor, axis_from_end, view):
+        if not has_entry_of_each and not is_broadcast_along(axis_from_end, tensor, view):
             return unknown(op, HAS_OWN_SIZE)
     result = state_of_layout(layout._replace(axis=rank + axis_from_end))
     return result._replace(is_constant=_are_constant(states))
@@ -246,14 +234,4 @@ def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
 def _are_constant(states: _States) -> bool:
     """Whether a function of values with these states is the same for each example: each value is
     constant, as ones [n] are, or does not depend on the examples."""
-    depending = [state for state in states if state.is_by_example or state.is_total]
-    return all(state.is_constant for state in depending)
-
-
-def _is_broadcast_along(tensor: tf.Tensor, axis_from_end: int, view: View) -> bool:
-    """Whether a tensor has one entry along a dimension, counted from the last (-1), or lacks it."""
-    rank = view.rank(tensor)
-    if rank is None:
-        return False
-    lacks_dimension = rank < -axis_from_end
-    return lacks_dimension or has_one_entry_along(axis_from_end, tensor, view)
+    return all(state.is_constant for state in states if state.kind is not Kind.INDEPENDENT)

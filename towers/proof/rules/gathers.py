@@ -24,7 +24,9 @@ from towers.proof.rules.common import (
     any_of_kind,
     are_shared_arguments,
     has_examples_last,
+    has_one_entry_along,
     is_of_batch,
+    is_set,
     static_rank,
     static_value,
     takes_whole_rows,
@@ -33,7 +35,6 @@ from towers.proof.rules.common import (
 )
 from towers.proof.rules.entries import by_example, elementwise
 from towers.proof.rules.lookups import once_looked_up, rows_of_rows
-from towers.proof.rules.shapes import rearranged_sizes
 from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import as_numbers
 from towers.proof.states import (
@@ -60,8 +61,8 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.gather(table [20, 4], x [n])`: [n, 4], a row of the table for each example; or
     `tf.gather(x [n, 4], [2, 0], axis=1)`: [n, 2], two columns of each example.
 
-    A gather from a shape picks some of its sizes. If the indices are UNKNOWN, the operations that
-    compute them may tell the result: therefore the row of the table `takes_unknown`.
+    If the indices are UNKNOWN, the operations that compute them may tell the result: therefore the
+    row of the table `takes_unknown`.
     """
     indices = states[1]
     if indices.kind is Kind.UNKNOWN:
@@ -99,15 +100,10 @@ def _gathered_at_known(op: tf.Operation, states: _States, view: View) -> State:
     not_known = first_unknown(states)
     if not_known is not None:
         return not_known
-    params = states[0]
     axis_argument = states[2:]  # [] for `Gather` and `ResourceGather`
-    if params.kind is Kind.SIZES:
-        sizes = rearranged_sizes(op, states, view)
-        if sizes is not None:
-            return sizes
     if not are_shared_arguments(axis_argument):
         return unknown(op, OWN_ARGUMENTS)
-    # The result is no shape: sizes count as numbers from here on.
+    # Sizes count as numbers: if the result were a shape, the rule would not be asked.
     params, indices = as_numbers(op, states[:2], view)
     return _gathered(op, params, indices, view)
 
@@ -160,8 +156,7 @@ def _gathered_of_batch(op: tf.Operation, params: State, indices: State, view: Vi
       view: `View`.
     """
     axis = _axis_of_gather(op, view)
-    has_batch_dims = 'batch_dims' in op.node_def.attr and op.get_attr('batch_dims') != 0
-    if has_batch_dims:
+    if is_set(op, 'batch_dims'):
         return _gathered_of_each(op, params, indices)
     if params.kind is Kind.INDEPENDENT:
         return indices._replace(axis=axis + indices.axis).with_marks_of(params)
@@ -252,9 +247,7 @@ def gather_nd(op: tf.Operation, states: _States, view: View) -> State:
 
 def _rows_at_vectors(op: tf.Operation, params: State, positions: State, view: View) -> State:
     """The state of rows at positions [n, 1], each of which is an index vector of one number."""
-    shape = view.shape(op.inputs[1])
-    are_vectors_of_one = shape is not None and shape[-1] == 1
-    if not are_vectors_of_one:
+    if not has_one_entry_along(-1, op.inputs[1], view):
         return unknown(op, _BY_PLACES)
     # `rows_at_positions` refuses index vectors in any other shape than [n, 1].
     return rows_at_positions(op, params, positions, view)

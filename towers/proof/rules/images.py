@@ -22,7 +22,9 @@ from towers.proof.rules.common import (
     Results,
     any_by_example,
     has_examples_first,
+    is_set,
     is_shared_or_at,
+    kinds_of,
     static_value,
     vector_along_examples,
 )
@@ -67,7 +69,7 @@ def _of_images(op: tf.Operation, state: State, weights: _States, view: View) -> 
       weights: the states of the other inputs.
       view: `View`.
     """
-    if any(other.is_by_example or other.is_total for other in weights):
+    if not kinds_of(weights) <= {Kind.INDEPENDENT}:
         return unknown(op, _OWN_WEIGHTS)
     if state.is_total:
         return unknown(op, _NO_IMAGES)
@@ -115,8 +117,7 @@ def largest_places(op: tf.Operation, states: _States, view: View) -> State:
 
     With `include_batch_in_index=True` the places count through all images of the shard: refused.
     """
-    attributes = op.node_def.attr
-    if 'include_batch_in_index' in attributes and op.get_attr('include_batch_in_index'):
+    if is_set(op, 'include_batch_in_index'):
         return unknown(op, 'numbers the entries of all examples')
     return images(op, states, view)
 
@@ -214,7 +215,7 @@ def _normalized_by_batch(op: tf.Operation, state: State, scale_and_offset: _Stat
     of the normalized images are marked with this batch norm. The results from the fourth on, which
     the kernel keeps for its gradient, are computed from the mean and the variance.
     """
-    if any(parameter.kind is not Kind.INDEPENDENT for parameter in scale_and_offset):
+    if not kinds_of(scale_and_offset) <= {Kind.INDEPENDENT}:
         return unknown(op, _OWN_PARAMETERS)
     view.note(op.name, op, 'normalizes by the mean and the variance of the shard')
     mean = total(Kind.MEAN, op).with_marks_of(state)

@@ -5,15 +5,14 @@ Tensors that are joined along another dimension than the examples' are beside ea
 y [n] give [2 n], with x of all examples first, then y of all examples. These are two rounds of the
 examples (`State.outer`).
 
-Sizes that are joined stay sizes: `tf.stack([n, 4])` is a shape (`rearranged_sizes`). Where no input
-has entries of single examples, each entry of the result is an entry of one of the inputs. The
-result has the state of a choice among the inputs: `sum_of_totals` gives it for means and sums.
+Where no input has entries of single examples, each entry of the result is an entry of one of the
+inputs. The result has the state of a choice among the inputs: `sum_of_totals` gives it for means
+and sums.
 
 A result has `is_constant=False` where the rule does not follow whether the entries are the same for
 each example; this is always sound (`State.is_constant`).
 """
 
-import functools
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -23,7 +22,6 @@ from towers.proof.rules.common import (
     COUPLES_EXAMPLES,
     OWN_ARGUMENTS,
     TAKES_APART,
-    Results,
     any_by_example,
     any_of_kind,
     any_position,
@@ -31,6 +29,7 @@ from towers.proof.rules.common import (
     fits_examples_as_built,
     is_of_batch,
     is_shared_or_at,
+    kinds_of,
     layouts_of_examples,
     state_of_layout,
     static_rank,
@@ -39,15 +38,12 @@ from towers.proof.rules.common import (
     without_dimensions,
 )
 from towers.proof.rules.moves import moves_entries
-from towers.proof.rules.shapes import rearranged_sizes
 from towers.proof.rules.totals import sum_of_totals
-from towers.proof.sizes import as_numbers
 from towers.proof.states import (
     HAS_OWN_SIZE,
     ROW_OF_EACH_EXAMPLE,
     Kind,
     State,
-    sizes_state,
     unknown,
 )
 from towers.proof.view import View
@@ -57,23 +53,10 @@ _States = typing.Sequence[State]
 
 # ---- apart ---------------------------------------------------------------------------------------
 
-def unpack(op: tf.Operation, states: _States, view: View) -> Results:
-    """`tf.unstack(x [n, 3], axis=1)`: three tensors [n]; of sizes (n, 3), the sizes n and 3."""
-    value = states[0]
-    if value.kind is Kind.SIZES:
-        sizes = value.sizes
-        # Each result is one row. Only in a vector each row is one number: a matrix of sizes has
-        # more numbers than rows.
-        is_number_by_number = len(op.outputs) == len(sizes)
-        if is_number_by_number:
-            return [sizes_state([size]) for size in sizes]
-    return _unpacked_examples(op, states, view)
-
-
 @moves_entries
-def _unpacked_examples(op: tf.Operation, state: State, view: View) -> State:
-    """`tf.unstack` along another dimension than the examples': each result has entries of all
-    examples."""
+def unpack(op: tf.Operation, state: State, view: View) -> State:
+    """`tf.unstack(x [n, 3], axis=1)`: three tensors [n]. Along another dimension than the examples'
+    each result has entries of all examples."""
     rank = static_rank(op.inputs[0], op, view)
     axis = op.get_attr('axis') % rank
     if axis == state.axis:
@@ -103,10 +86,8 @@ def split(op: tf.Operation, states: _States, view: View) -> State:
     inputs = _INPUTS_OF_SPLIT[op.type]
     arguments = list(states)
     state = arguments.pop(inputs.value)  # of the tensor that is split
-    for argument in arguments:
-        is_shared = are_shared_arguments([argument])
-        if not is_shared or argument.is_total:  # each tower would have parts of other sizes
-            return unknown(op, 'has parts whose sizes are computed from the examples')
+    if not kinds_of(arguments) <= {Kind.INDEPENDENT}:  # each tower would have parts of other sizes
+        return unknown(op, 'has parts whose sizes are computed from the examples')
     if not is_of_batch(state):
         return state
     axis = static_value(op.inputs[inputs.axis], op, view)
@@ -127,37 +108,14 @@ def _split_rounds(op: tf.Operation, state: State) -> State:
     """
     parts = len(op.outputs)
     are_parts_equal = op.type == 'Split'  # `SplitV` gets the length of each part
-    are_parts_whole_rounds = state.outer % parts == 0
-    has_rounds = state.kind is Kind.PER_EXAMPLE
-    if not (has_rounds and are_parts_equal and are_parts_whole_rounds):
+    are_parts_whole_rounds = state.outer % parts == 0  # of ROWS, one part alone
+    if not are_parts_equal or not are_parts_whole_rounds:
         return unknown(op, TAKES_APART)
     return state._replace(outer=state.outer // parts)
 
 
 # ---- together ------------------------------------------------------------------------------------
 
-def _for_numbers(rule: typing.Callable) -> typing.Callable:
-    """Decorator: makes the rule of an operation that joins tensors, for all inputs, from a function
-    for inputs without sizes.
-
-    The result of `tf.stack([n, 4])` is a shape, and so has sizes. The result of
-    `tf.stack([n, mean])` has no sizes: there the function gets the sizes as numbers.
-
-    Args:
-      rule: function of the operation, the states of its inputs, and the view.
-    """
-    @functools.wraps(rule)
-    def whole_rule(op: tf.Operation, states: _States, view: View) -> State:
-        """The rule for inputs of any state."""
-        if any_of_kind(states, Kind.SIZES):
-            sizes = rearranged_sizes(op, states, view)
-            if sizes is not None:
-                return sizes
-        return rule(op, as_numbers(op, states, view), view)
-    return whole_rule
-
-
-@_for_numbers
 def concat(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.concat`: [n, 4] and [n, 2] along dimension 1 give [n, 6]; x [n] and y [n] along dimension
     0 give [2 n], with x of all examples first, then y of all examples."""
@@ -170,12 +128,9 @@ def concat(op: tf.Operation, states: _States, view: View) -> State:
     axis = static_value(op.inputs[-1], op, view)
     rank = static_rank(op.outputs[0], op, view)
     axis_of_parts = int(axis) % rank
-    # It is enough to look at the first part with examples: `_one_after_the_other` and `_beside`
-    # refuse parts that have the examples along different dimensions. A value of ONE_EXAMPLE, in a
-    # loop over the examples, has no dimension of the examples.
-    first = next(part for part in parts if part.is_by_example)
-    is_along_examples = is_of_batch(first) and first.axis == axis_of_parts
-    if is_along_examples:
+    # A value of ONE_EXAMPLE, in a loop over the examples, has no dimension of the examples.
+    axes_of_examples = {part.axis for part in parts if is_of_batch(part)}
+    if axis_of_parts in axes_of_examples:
         return _one_after_the_other(op, parts)
     return _beside(op, parts, view)
 
@@ -197,7 +152,6 @@ def _one_after_the_other(op: tf.Operation, parts: typing.List[State]) -> State:
     return parts[0]._replace(outer=rounds, is_constant=False).with_marks_of(*parts)
 
 
-@_for_numbers
 def pack(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.stack([x [n], y [n]], axis=1)`: [n, 2], with the examples where they were."""
     parts = list(states)
@@ -239,7 +193,7 @@ def _beside(op: tf.Operation, parts: typing.List[State], view: View) -> State:
     the examples this does not hold: a value [4] of one example may be joined with a tensor [2] that
     all examples share, and gives [6].
     """
-    if any(part.is_total for part in parts):
+    if any_of_kind(parts, Kind.MEAN, Kind.SUM):
         return unknown(op, 'puts a value of all examples beside those of each')
     are_of_one_example = any_of_kind(parts, Kind.ONE_EXAMPLE)
     if not are_of_one_example and not _have_place_of_each(parts, view):

@@ -16,9 +16,8 @@ from towers.proof.rules.common import (
     GOES_ALONG_EXAMPLES,
     Results,
     any_by_example,
-    axes_of_examples,
-    has_one_entry_along,
-    is_multiple_of_examples,
+    are_zeros,
+    static_axes,
     static_entry,
     static_rank,
     static_value,
@@ -26,9 +25,10 @@ from towers.proof.rules.common import (
     without_dimensions,
 )
 from towers.proof.rules.moves import computes_entries, moves_entries
+from towers.proof.rules.shapes import repeated
 from towers.proof.rules.totals import sum_of_totals
 from towers.proof.sizes import as_number
-from towers.proof.states import Kind, State, per_example, unknown
+from towers.proof.states import Kind, State, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
@@ -78,47 +78,20 @@ def pad(op: tf.Operation, state: State, view: View) -> State:
     return state._replace(is_constant=False)
 
 
-def tile(op: tf.Operation, states: _States, view: View) -> Results:
+def tile(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.tile`: the entries, repeated as often as the multiples say.
 
         x [n, 4], multiples (1, 3)    each example has more entries: [n, 12]
         x [n, 4], multiples (2, 1)    two rounds of all examples: [2 n, 4]
         w [1, 4], multiples (n, 1)    the same row for each example: [n, 4]
     """
-    value = states[0]
-    multiples = states[1]
+    value, multiples = states
     may_repeat_for_each = multiples.kind is Kind.SIZES  # n may be among the multiples
     if may_repeat_for_each and not value.is_by_example:
         # Sizes that are tiled, as [n] is, are numbers like any others.
-        return _repeated_by_sizes(op, as_number(op, value, view), multiples, view)
+        number = as_number(op, value, view)
+        return repeated(op, op.inputs[0], number, multiples.sizes, multiples, view)
     return _tiled(op, states, view)
-
-
-def _repeated_by_sizes(op: tf.Operation, state: State, multiples: State, view: View) -> State:
-    """`tf.tile(w [1, 4], (n, 1))`: [n, 4], the same row for each example.
-
-    The value must have one entry along the repeated dimension. With three rows, w [3, 1], the
-    result would have the rows of w in turn, so that an example would get another row in another
-    shard.
-
-    Args:
-      op: the operation.
-      state: the state of the value, which has no entries of single examples.
-      multiples: the state of the multiples, SIZES.
-      view: `View`.
-    """
-    if state.kind is not Kind.INDEPENDENT:
-        return unknown(op, 'repeats %s' % state.kind.value)
-    axes = axes_of_examples(multiples.sizes)
-    if not axes:
-        return state
-    axis = axes[0]
-    times = multiples.sizes[axis]
-    is_as_examples = len(axes) == 1 and is_multiple_of_examples(times)  # 2 n, and not n + 1
-    if not is_as_examples or not has_one_entry_along(axis, op.inputs[0], view):
-        return unknown(op, 'repeats several entries as often as there are examples')
-    repeated = per_example(axis, inner=times.per_example, is_constant=True)
-    return repeated.with_marks_of(state, multiples)
 
 
 @moves_entries
@@ -139,9 +112,8 @@ def _along_axes(op: tf.Operation, state: State, view: View) -> State:
     """`tf.reverse`, `tf.roll`, `tf.cumsum`, `tf.math.cumprod`: along another dimension than the
     examples', each example by itself."""
     place_of_axes = 2 if op.type == 'Roll' else 1  # tf.roll(x, shift, axis), tf.cumsum(x, axis)
-    axes = static_value(op.inputs[place_of_axes], op, view)
     rank = static_rank(op.inputs[0], op, view)
-    if state.axis in [int(axis) % rank for axis in np.ravel(axes)]:
+    if state.axis in static_axes(op.inputs[place_of_axes], rank, op, view):
         return unknown(op, GOES_ALONG_EXAMPLES)
     return state._replace(is_constant=False)
 
@@ -215,11 +187,9 @@ def matrix_of_diagonal(op: tf.Operation, states: _States, view: View) -> Results
     if any_by_example(states):
         return _matrices_of_diagonals(op, states, view)
     diagonal = states[0]
-    if len(states) == 1:  # MatrixDiag, which pads with 0
-        return sum_of_totals(op, [diagonal], view)
-    padding = view.value(op.inputs[-1])  # an input of MatrixDiagV2 and V3
-    is_known_as_0 = padding is not None and padding == 0
-    terms = [diagonal] if is_known_as_0 else [diagonal, states[-1]]
+    # MatrixDiagV2 and V3 have the padding as their last input, MatrixDiag pads with 0.
+    has_zeros_around = len(states) == 1 or are_zeros(op.inputs[-1], view)
+    terms = [diagonal] if has_zeros_around else [diagonal, states[-1]]
     return sum_of_totals(op, terms, view)
 
 

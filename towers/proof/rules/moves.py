@@ -13,11 +13,9 @@ import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.common import (
     COMPUTES_WITH_POSITIONS,
-    Results,
     is_of_batch,
     kinds_of,
 )
-from towers.proof.rules.shapes import rearranged_sizes
 from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import as_number, as_numbers
 from towers.proof.states import Kind, State, unknown
@@ -37,7 +35,6 @@ def moves_entries(rule: typing.Callable) -> typing.Callable:
     """Decorator: makes the rule of an operation that moves entries, for all inputs, from a function
     for values of the batch.
 
-        sizes                  the sizes at their new places
         values of the batch    the result of the function
         positions [n]          positions, if the result is [n, 1] or [1, n]
         one example            the same example: all entries are of this example
@@ -45,15 +42,16 @@ def moves_entries(rule: typing.Callable) -> typing.Callable:
 
     Args:
       rule: function of the operation, the state of its first input, which is PER_EXAMPLE or ROWS,
-        and the view. It returns one state for all results, or a list of the states.
+        and the view. It returns one state for all results.
     """
     @functools.wraps(rule)
-    def whole_rule(op: tf.Operation, states: _States, view: View) -> Results:
+    def whole_rule(op: tf.Operation, states: _States, view: View) -> State:
         """The rule for inputs of any state."""
-        sizes = _moved_sizes(op, states, view)
-        if sizes is not None:
-            return sizes
-        return _moved(rule, op, states, view)
+        state = as_number(op, states[0], view)
+        arguments = _arguments(op, state, states[1:], view)
+        if not kinds_of(arguments) <= {Kind.INDEPENDENT, Kind.SIZES}:
+            return unknown(op, 'moves entries to places that are computed from the examples')
+        return _moved_entries(rule, op, state, view).with_marks_of(*arguments)
     return whole_rule
 
 
@@ -70,31 +68,12 @@ def computes_entries(rule: typing.Callable) -> typing.Callable:
     rule_for_examples = moves_entries(rule)
 
     @functools.wraps(rule)
-    def whole_rule(op: tf.Operation, states: _States, view: View) -> Results:
+    def whole_rule(op: tf.Operation, states: _States, view: View) -> State:
         """The rule for inputs of any state."""
         if states[0].is_by_example:
             return rule_for_examples(op, states, view)
         return not_linear(op, states, view)
     return whole_rule
-
-
-def _moved(rule: typing.Callable, op: tf.Operation, states: _States, view: View) -> Results:
-    """The states of the results of an operation that moves entries, where the result has no sizes.
-
-    Args:
-      rule: the function for values of the batch; see `moves_entries`.
-      op: the operation.
-      states: the states of its inputs.
-      view: `View`.
-    """
-    state = as_number(op, states[0], view)
-    arguments = _arguments(op, state, states[1:], view)
-    if not kinds_of(arguments) <= {Kind.INDEPENDENT, Kind.SIZES}:
-        return unknown(op, 'moves entries to places that are computed from the examples')
-    results = _moved_entries(rule, op, state, view)
-    if isinstance(results, State):  # one state for all results
-        return results.with_marks_of(*arguments)
-    return [result.with_marks_of(*arguments) for result in results]
 
 
 def _arguments(op: tf.Operation, state: State, arguments: _States,
@@ -117,8 +96,8 @@ def _arguments(op: tf.Operation, state: State, arguments: _States,
     return as_numbers(op, arguments, view)
 
 
-def _moved_entries(rule: typing.Callable, op: tf.Operation, state: State, view: View) -> Results:
-    """The states of the results, by the state of the entries. The caller has checked the arguments.
+def _moved_entries(rule: typing.Callable, op: tf.Operation, state: State, view: View) -> State:
+    """The state of the results, by the state of the entries. The caller has checked the arguments.
 
     Args:
       rule: the function for values of the batch; see `moves_entries`.
@@ -134,20 +113,6 @@ def _moved_entries(rule: typing.Callable, op: tf.Operation, state: State, view: 
     # this state.
     is_uniform = state.is_uniform and op.type in _KEEP_UNIFORM
     return state._replace(is_uniform=is_uniform)
-
-
-def _moved_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
-    """The sizes that an operation moves, such as `shape[1:]`; None where the result is no size.
-
-    Integers that are the same on every tower, such as a constant [8, 4], may become lengths in a
-    shape later. If they are static, `rearranged_sizes` takes them for sizes.
-    """
-    state = states[0]
-    are_shared_integers = op.inputs[0].dtype.is_integer and state.kind is Kind.INDEPENDENT
-    may_be_lengths = state.kind is Kind.SIZES or are_shared_integers
-    if not may_be_lengths:
-        return None
-    return rearranged_sizes(op, states, view)
 
 
 def _moved_positions(op: tf.Operation, state: State, view: View) -> State:

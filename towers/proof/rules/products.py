@@ -128,7 +128,7 @@ def _product(op: tf.Operation, factors: _States, equation: _Equation, view: View
       equation: `_Equation`.
       view: `View`.
     """
-    if any(state.is_total_or_share for state in factors):
+    if any_of_kind(factors, Kind.MEAN, Kind.SUM, Kind.SHARE):
         return unknown(op, 'multiplies examples with a value of all of them')
     letter, layout = required(
         _examples_of(factors, equation), op, 'multiplies examples with each other')

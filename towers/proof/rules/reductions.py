@@ -9,7 +9,6 @@ from.
 
 import typing
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.common import (
@@ -18,25 +17,23 @@ from towers.proof.rules.common import (
     are_shared_arguments,
     has_examples_first,
     has_examples_last,
-    has_one_entry_along,
+    is_broadcast_along,
     is_of_batch,
+    is_set,
     layouts_of_examples,
-    required,
     state_of_layout,
+    static_axes,
     static_rank,
     without_dimensions,
 )
 from towers.proof.rules.entries import by_example, elementwise, of_equal_lengths
-from towers.proof.rules.shapes import prod_of_sizes
 from towers.proof.rules.totals import for_examples, not_linear, shard_statistic, total
-from towers.proof.sizes import as_number
 from towers.proof.states import HAS_OWN_SIZE, INDEPENDENT, Kind, State, unknown
 from towers.proof.view import View
 
 _States = typing.Sequence[State]
 
 _OVER_EXAMPLES = 'is taken over the examples of the shard'
-_NO_STATIC_AXES = 'reduces dimensions that are not static'
 
 
 # ---- over the dimensions that an argument names --------------------------------------------------
@@ -45,21 +42,15 @@ def reduce(op: tf.Operation, states: _States, view: View) -> State:
     """Reductions of x [n, 4]: over dimension 1 the result [n] has a value for each example; over
     dimension 0 each entry of the result [4] is computed from all examples, see `_over_examples`.
 
-    The second input is the dimensions to reduce. The product of the sizes (n, 4) is the size 4 n.
-    The result of any other reduction of sizes, and a product such as n * n, is no size: there the
-    sizes count as numbers.
+    The second input is the dimensions to reduce.
     """
-    value, *axes_states = states
-    if value.kind is Kind.SIZES:
-        sizes = prod_of_sizes(op, states, view)
-        if sizes is not None:
-            return sizes
-        value = as_number(op, value, view)
+    value = states[0]
     if value.kind is Kind.ONE_EXAMPLE:  # all dimensions are of the one example
         return value.with_marks_of(*states)
     if not value.is_by_example:
-        return _reduced_without_examples(op, [value, *axes_states], view)
-    axes = _reduced_axes(op, view)
+        return _reduced_without_examples(op, states, view)
+    rank = static_rank(op.inputs[0], op, view)
+    axes = static_axes(op.inputs[1], rank, op, view)
     is_over_examples = value.axis in axes
     if is_over_examples:
         return _over_examples(op, value, view).with_marks_of(*states)
@@ -84,17 +75,6 @@ def _reduced_without_examples(op: tf.Operation, states: _States, view: View) -> 
     return not_linear(op, states, view)
 
 
-def _reduced_axes(op: tf.Operation, view: View) -> typing.List[int]:
-    """The dimensions that a reduction goes over, counted from 0.
-
-    Raises:
-      NotKnown: the dimensions are not static, so that the proof ends at the operation.
-    """
-    rank = required(view.rank(op.inputs[0]), op, _NO_STATIC_AXES)
-    axes = required(view.value(op.inputs[1]), op, _NO_STATIC_AXES)
-    return [int(axis) % rank for axis in np.ravel(axes)]
-
-
 def _of_each_example(op: tf.Operation, state: State, axes: typing.List[int]) -> State:
     """The reduction of values of the batch, [n, 4], over other dimensions than the examples': [n].
 
@@ -110,8 +90,7 @@ def _of_each_example(op: tf.Operation, state: State, axes: typing.List[int]) -> 
     is_mean_or_sum = op.type in ('Mean', 'Sum')
     result = state._replace(is_constant=state.is_constant and is_mean_or_sum)
     # `ArgMax` has no attribute `keep_dims`: it always drops its dimension.
-    keeps_dimensions = 'keep_dims' in op.node_def.attr and op.get_attr('keep_dims')
-    return result if keeps_dimensions else without_dimensions(result, axes)
+    return result if is_set(op, 'keep_dims') else without_dimensions(result, axes)
 
 
 def _over_examples(op: tf.Operation, state: State, view: View) -> State:
@@ -163,11 +142,9 @@ def l2_loss(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def bias_add_gradient(op: tf.Operation, states: _States, view: View) -> State:
-    """The gradient of a bias [d]: the sum of [n, …, d] over all dimensions but the last."""
-    rank = view.rank(op.inputs[0])
-    # In a tensor [n] the examples are along the channels: the operation sums over no dimension.
-    are_channels_behind = rank is not None and rank >= 2
-    if not are_channels_behind or not has_examples_first(states[0]):
+    """The gradient of a bias [d]: the sum of [n, …, d] over all dimensions but the channels', which
+    is never the first: TensorFlow refuses a tensor [n]."""
+    if not has_examples_first(states[0]):
         return unknown(op, 'has no rule for where the examples are in its inputs')
     return total(Kind.SUM, op).with_marks_of(*states)
 
@@ -205,20 +182,13 @@ def _rows_of_inputs(op: tf.Operation, states: _States, view: View) -> State:
       view: `View`.
     """
     for tensor, state in zip(op.inputs, states):
-        rank = static_rank(tensor, op, view)
-        if not state.is_by_example and not _is_same_for_each_row(tensor, rank, view):
+        # One row goes to each row of the other inputs, and so does a scalar.
+        if not state.is_by_example and not is_broadcast_along(-2, tensor, view):
             return unknown(op, HAS_OWN_SIZE)
     layouts = of_equal_lengths(layouts_of_examples(states))
     if len(layouts) > 1:
         return unknown(op, COUPLES_EXAMPLES)
     return state_of_layout(layouts.pop()).with_marks_of(*states)
-
-
-def _is_same_for_each_row(tensor: tf.Tensor, rank: int, view: View) -> bool:
-    """Whether a tensor of this rank is a scalar or has one row, which goes to each row of the other
-    inputs by broadcasting."""
-    is_scalar = rank == 0
-    return is_scalar or has_one_entry_along(0, tensor, view)
 
 
 def _is_over_examples(op: tf.Operation, states: _States, view: View) -> bool:

@@ -13,16 +13,19 @@ import tensorflow.compat.v1 as tf
 from towers.proof import sizes
 from towers.proof.contexts import NUMBER_OF_EXAMPLES
 from towers.proof.rules.common import (
+    NotKnown,
     Results,
     all_known,
     axes_of_examples,
-    has_one_entry_along,
+    is_broadcast_along,
     is_multiple_of_examples,
     is_same_on_towers,
+    kinds_of,
     required,
     static_rank,
+    static_value,
 )
-from towers.proof.sizes import Sizes, sizes_in, sizes_of_dimensions
+from towers.proof.sizes import Sizes, as_number, sizes_in, sizes_of_dimensions
 from towers.proof.states import (
     INDEPENDENT,
     Kind,
@@ -32,13 +35,14 @@ from towers.proof.states import (
     sizes_state,
     unknown,
 )
-from towers.proof.view import View
+from towers.proof.view import View, is_wide
 
 _States = typing.Sequence[State]
 
-_MOST_NUMBERS = 64  # a tensor with more numbers is taken for no shape, and not followed as sizes
 _COUNTS_ROWS = 'counts rows of which examples have different numbers'
+_NO_STATIC_SIZE = 'is a size that is not static'
 _NO_SHAPE_OF_EXAMPLES = 'has a shape that is not known to be of the examples'
+_IS_NO_SIZE = 'gives no size'
 _UNIFORM = INDEPENDENT._replace(is_uniform=True)
 """The state of a tensor that is the same on every tower, and has equal entries."""
 
@@ -46,39 +50,42 @@ _UNIFORM = INDEPENDENT._replace(is_uniform=True)
 # ---- the shape of a tensor -----------------------------------------------------------------------
 
 def shape_of(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
-    """`tf.shape`, `tf.size`, `tf.rank`, `tf.shape_n`: the sizes of each input.
+    """`tf.shape`, `tf.shape_n`: the sizes of each input.
 
     The sizes are known: the examples are along one dimension, and all other dimensions have the
-    same length on every tower. [n, 4] has the shape (n, 4), and the size 4 n.
+    same length on every tower. [n, 4] has the shape (n, 4).
     """
     return [_shape_of_one(op, tensor, state, view) for tensor, state in zip(op.inputs, states)]
 
 
 def _shape_of_one(op: tf.Operation, tensor: tf.Tensor, state: State, view: View) -> State:
-    """The shape, the number of entries or the number of dimensions of one tensor."""
-    if op.type == 'Rank':
-        return _rank_of(tensor, view)
+    """The shape of one tensor."""
     if state.kind is Kind.ROWS:
         return unknown(op, _COUNTS_ROWS)
     lengths = sizes_of_dimensions(tensor, state, view)
-    if lengths is None:
-        return unknown(op, 'is a size that is not static')
-    if op.type != 'Size':
-        return sizes_state(lengths)
-    entries = sizes.product_of_all(lengths)
-    if entries is None:
-        return unknown(op, 'multiplies the number of examples with itself')
-    return sizes_state([entries])
+    return unknown(op, _NO_STATIC_SIZE) if lengths is None else sizes_state(lengths)
 
 
-def _rank_of(tensor: tf.Tensor, view: View) -> State:
-    """The state of the rank of a tensor. It is the same on every tower, even where the rank is not
-    known before the program runs."""
-    rank = view.rank(tensor)
+def number_of_entries(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.size`: the product of the sizes in a shape, 4 n for [n, 4]."""
+    shape = _shape_of_one(op, op.inputs[0], states[0], view)
+    if shape.kind is Kind.UNKNOWN:
+        return shape
+    entries = sizes.product_of_all(shape.sizes)
+    return sizes_state([required(entries, op, 'multiplies the number of examples with itself')])
+
+
+def rank_of(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.rank`: the same on every tower, even where the rank is not known before the program
+    runs."""
+    rank = view.rank(op.inputs[0])
     return INDEPENDENT if rank is None else sizes_state([Size(rank)])
 
 
-# ---- arithmetic ----------------------------------------------------------------------------------
+# ---- sizes from sizes ----------------------------------------------------------------------------
+
+# The functions of this section are the `of_sizes` of rows in the table: `by_table` asks them before
+# the rule. They raise `NotKnown` where the result is no size, or the inputs have no sizes.
 
 _ARITHMETIC = {'Add': sizes.plus, 'AddV2': sizes.plus, 'Sub': sizes.minus, 'Mul': sizes.product,
                'FloorDiv': sizes.quotient, 'Div': sizes.quotient, 'FloorMod': sizes.remainder,
@@ -86,182 +93,171 @@ _ARITHMETIC = {'Add': sizes.plus, 'AddV2': sizes.plus, 'Sub': sizes.minus, 'Mul'
 """{type of an operation: the function that computes its result from two sizes}"""
 
 
-def arithmetic_of_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
-    """The sum, product, quotient or maximum of two scalars or vectors of sizes: `2 * n + 1`.
-
-    Returns:
-      The state of the sizes; None for other operations, and where the result is no size.
-    """
-    function = _ARITHMETIC.get(op.type)
-    if function is None or op.outputs[0].dtype not in (tf.int32, tf.int64):
-        return None
-    if not _are_vectors(op.inputs, view):
-        return None
-    left, right = _sizes_in_each(op.inputs, states, view)
-    if not left or not right:  # None, not known; or (), a vector without a number
-        return None
+def arithmetic(op: tf.Operation, states: _States, view: View) -> State:
+    """The sum, product, quotient or maximum of two scalars or vectors of sizes: `2 * n + 1`."""
+    function = required(_ARITHMETIC.get(op.type), op, _IS_NO_SIZE)
+    if not is_wide(op.outputs[0]):
+        raise NotKnown(op, _IS_NO_SIZE)
+    left, right = _numbers_in_each(op, op.inputs, states, view)
     count = max(len(left), len(right))
     results = all_known(map(function, _repeated(left, count), _repeated(right, count)))
-    return None if results is None else sizes_state(results)
+    return sizes_state(required(results, op, _IS_NO_SIZE))
 
 
 def _repeated(numbers: Sizes, count: int) -> Sizes:
     """The numbers of a vector after broadcasting to `count` numbers: a single number is repeated.
 
-    TensorFlow refuses a vector whose length is neither 1 nor `count`.
+    TensorFlow refuses a vector whose length is neither 1 nor `count`, but for an empty vector and a
+    single number: then the result is empty.
     """
     return numbers * count if len(numbers) == 1 else numbers
 
 
-def _are_vectors(tensors: typing.Iterable[tf.Tensor], view: View) -> bool:
-    """Whether tensors are scalars or vectors."""
-    return all(view.rank(tensor) in (0, 1) for tensor in tensors)
+def product_of_sizes(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.reduce_prod` of sizes, (n, 4): 4 n.
 
-
-def prod_of_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
-    """`tf.reduce_prod` of a vector of sizes, (n, 4): 4 n.
-
-    Returns:
-      The state of the size; None for other operations, and where the result is no size, as n * n.
+    A result of one number is the product of all numbers. With axis=[], a product over no dimension,
+    the result is the vector itself.
     """
-    is_product_of_vector = op.type == 'Prod' and view.rank(op.inputs[0]) == 1
-    # With axis=[], a product over no dimension, the result is the vector itself.
     is_one_number = view.shape(op.outputs[0]) in ([], [1])
-    if not is_product_of_vector or not is_one_number:
-        return None
-    product = sizes.product_of_all(states[0].sizes)
-    return None if product is None else sizes_state([product])
+    if not is_one_number:
+        raise NotKnown(op, _IS_NO_SIZE)
+    product = sizes.product_of_all(_numbers_in_first(op, states, view))
+    return sizes_state([required(product, op, _IS_NO_SIZE)])
 
 
-# ---- picking and joining -------------------------------------------------------------------------
-
-_SAME_NUMBERS = ('Identity', 'Cast', 'Reshape', 'ExpandDims', 'Squeeze', 'StopGradient')
-"""Types of operations that give all numbers of the first input, in the same order."""
-
-
-def rearranged_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
-    """Sizes that are picked, joined or put into another shape: `tf.stack([n, 4])`, `shape[0]`.
-
-    Returns:
-      The state of the sizes; None where an input has no sizes, and for other operations.
-    """
-    if op.type == 'Pack':
-        return _stacked_sizes(op, states, view)
-    if op.type == 'ConcatV2':
-        return _joined_sizes(list(op.inputs)[:-1], states, view)  # all inputs but the axis
-    numbers = sizes_in(op.inputs[0], states[0], view)
-    # A large constant of integers is taken for no shape: to follow each number would take long.
-    if numbers is None or len(numbers) > _MOST_NUMBERS:
-        return None
-    places = _picked_places(op, len(numbers), view)
-    if places is None:
-        return None
-    return sizes_state(numbers[place] for place in places)
+def same_sizes(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.reshape`, `tf.expand_dims`, `tf.squeeze`: all numbers, in the same order."""
+    return sizes_state(_numbers_in_first(op, states, view))
 
 
-def _stacked_sizes(op: tf.Operation, states: _States, view: View) -> typing.Optional[State]:
-    """The sizes of `tf.stack([n, 4])`. None for vectors that are stacked along another axis than 0:
+def stacked_sizes(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.stack([n, 4])`: (n, 4). Vectors that are stacked along another axis than 0 give no sizes:
     the numbers of one vector are then not neighbours in the result."""
-    are_scalars = all(view.rank(tensor) == 0 for tensor in op.inputs)
+    are_scalars = view.rank(op.outputs[0]) == 1
     if op.get_attr('axis') != 0 and not are_scalars:
-        return None
-    return _joined_sizes(list(op.inputs), states, view)
+        raise NotKnown(op, _IS_NO_SIZE)
+    return _one_after_the_other(op, op.inputs, states, view)
 
 
-def _joined_sizes(tensors: typing.List[tf.Tensor], states: _States,
-                  view: View) -> typing.Optional[State]:
-    """The sizes of scalars or vectors, one after the other; None where one of them is unknown."""
-    if not _are_vectors(tensors, view):
-        return None
-    numbers_of_each = all_known(_sizes_in_each(tensors, states, view))
-    if numbers_of_each is None:
-        return None
-    return sizes_state(itertools.chain.from_iterable(numbers_of_each))
+def joined_sizes(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.concat([[n], [4, 2]], 0)`: (n, 4, 2)."""
+    all_but_the_axis = list(op.inputs)[:-1]
+    return _one_after_the_other(op, all_but_the_axis, states, view)
 
 
-def _sizes_in_each(tensors: typing.Iterable[tf.Tensor], states: _States,
-                   view: View) -> typing.List[typing.Optional[Sizes]]:
-    """For each tensor, the result of `sizes_in`: its numbers, or None."""
-    return [sizes_in(tensor, state, view) for tensor, state in zip(tensors, states)]
+def _one_after_the_other(op: tf.Operation, tensors: typing.Iterable[tf.Tensor], states: _States,
+                         view: View) -> State:
+    """The sizes in scalars or vectors, one after the other."""
+    numbers_in_each = _numbers_in_each(op, tensors, states, view)
+    return sizes_state(itertools.chain.from_iterable(numbers_in_each))
 
 
-def _picked_places(op: tf.Operation, count: int, view: View) -> typing.Optional[np.ndarray]:
-    """The places of the numbers that an operation picks from its first input: `shape[1:]` of 3
-    numbers picks the numbers at the places 1 and 2.
+def unstacked_sizes(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
+    """`tf.unstack` of (n, 3): the sizes n and 3.
 
-    Args:
-      op: the operation.
-      count: how many numbers its first input has, in row-major order.
-      view: `View`.
-
-    Returns:
-      Array of int; None for other operations, and where the places are not static.
+    Each result is one row. Only in a vector each row is one number: a matrix of sizes has more
+    numbers than rows.
     """
-    places = np.arange(count)
-    if op.type in _SAME_NUMBERS:
-        return places
-    picks_numbers = op.type in _PICKS and view.rank(op.inputs[0]) == 1  # else it picks rows
-    if not picks_numbers:
-        return None
-    arguments = all_known(map(view.value, list(op.inputs)[1:]))
-    if arguments is None:
-        return None
-    return _PICKS[op.type](places, op, arguments)
+    numbers = _numbers_in_first(op, states, view)
+    if len(op.outputs) != len(numbers):
+        raise NotKnown(op, _IS_NO_SIZE)
+    return [sizes_state([number]) for number in numbers]
 
 
-def _picked_by_slice(places: np.ndarray, op: tf.Operation,
-                     limits: typing.List[np.ndarray]) -> np.ndarray:
-    """`tf.slice(places, [begin], [length])`; a length of -1 takes all places from `begin` on.
-
-    Args:
-      places: array of int.
-      op: the operation `Slice`.
-      limits: its arguments begin and length, each of one number.
-    """
-    begin, length = [int(np.ravel(value)[0]) for value in limits]
+def sliced_sizes(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.slice(shape, [begin], [length])`; a length of -1 takes all numbers from `begin` on."""
+    numbers = _numbers_in_vector(op, states, view)
+    begin, length = _limits_of_slice(op, view)
     is_to_the_end = length < 0
-    return places[begin:] if is_to_the_end else places[begin:begin + length]
+    return sizes_state(numbers[begin:] if is_to_the_end else numbers[begin:begin + length])
 
 
-def _picked_by_brackets(places: np.ndarray, op: tf.Operation,
-                        limits: typing.List[np.ndarray]) -> typing.Optional[np.ndarray]:
-    """`places[begin:end:stride]`, or `places[begin]`, as an array; None for `places[None]`.
+def sizes_in_brackets(op: tf.Operation, states: _States, view: View) -> State:
+    """`shape[begin:end:stride]`, or `shape[begin]`; but not `shape[None]`.
 
-    Args:
-      places: array of int.
-      op: the operation `StridedSlice`. Each bit of its masks describes one item in the brackets;
-        a vector has one item, and so one bit.
-      limits: its arguments begin, end and strides.
+    Each bit of the masks of a `StridedSlice` describes one item in the brackets; a vector has one
+    item, and so one bit.
     """
-    has_other_items = op.get_attr('new_axis_mask') or op.get_attr('ellipsis_mask')
-    if has_other_items or np.size(limits[0]) != 1:
-        return None
-    begin, end, stride = [int(np.ravel(value)[0]) for value in limits]
+    numbers = _numbers_in_vector(op, states, view)
+    has_other_item = op.get_attr('new_axis_mask') or op.get_attr('ellipsis_mask')
+    has_one_item = view.shape(op.inputs[1]) == [1]
+    if has_other_item or not has_one_item:
+        raise NotKnown(op, _IS_NO_SIZE)
+    begin, end, stride = _limits_of_slice(op, view)
     is_index = op.get_attr('shrink_axis_mask')
     if is_index:
-        return places[begin:][:1]  # for begin=-1, places[begin:begin + 1] is empty
+        return sizes_state(numbers[begin:][:1])  # for begin=-1, numbers[begin:begin + 1] is empty
     first = None if op.get_attr('begin_mask') else begin  # left out, as in [:2]
     past_last = None if op.get_attr('end_mask') else end  # left out, as in [1:]
-    return places[first:past_last:stride]
+    return sizes_state(numbers[first:past_last:stride])
 
 
-def _picked_by_indices(places: np.ndarray, op: tf.Operation,
-                       arguments: typing.List[np.ndarray]) -> np.ndarray:
-    """`tf.gather(places, indices)`, as a vector.
+def _limits_of_slice(op: tf.Operation, view: View) -> typing.List[int]:
+    """The limits of a slice of a vector, such as begin and length: all inputs but the first, each a
+    vector of one number."""
+    limits = [static_value(tensor, op, view) for tensor in list(op.inputs)[1:]]
+    return [int(limit[0]) for limit in limits]
+
+
+def gathered_sizes(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.gather(shape, indices)`. A vector has one axis, so that the axis tells nothing."""
+    numbers = _numbers_in_vector(op, states, view)
+    indices = static_value(op.inputs[1], op, view)
+    return sizes_state(numbers[place] for place in np.ravel(indices))
+
+
+def sizes_of_range(op: tf.Operation, states: _States, view: View) -> State:
+    """A short range between static integers: it may be a list of axes, or of places in a shape."""
+    if not op.outputs[0].dtype.is_integer:
+        raise NotKnown(op, _IS_NO_SIZE)
+    limits = [int(static_value(tensor, op, view)) for tensor in op.inputs]
+    counted = range(*limits)
+    if len(counted) > sizes.MOST_NUMBERS:
+        raise NotKnown(op, _IS_NO_SIZE)
+    return sizes_state(map(Size, counted))
+
+
+def _numbers_in_first(op: tf.Operation, states: _States, view: View) -> Sizes:
+    """The numbers in the first input, a tensor of sizes or of static integers.
+
+    Raises:
+      NotKnown: it is another tensor.
+    """
+    return required(sizes_in(op.inputs[0], states[0], view), op, _IS_NO_SIZE)
+
+
+def _numbers_in_vector(op: tf.Operation, states: _States, view: View) -> Sizes:
+    """The numbers in the first input, if it is a vector. Of a matrix an operation picks rows.
+
+    Raises:
+      NotKnown: it is no vector of sizes.
+    """
+    numbers = _numbers_in_first(op, states, view)
+    if view.rank(op.inputs[0]) != 1:
+        raise NotKnown(op, _IS_NO_SIZE)
+    return numbers
+
+
+def _numbers_in_each(op: tf.Operation, tensors: typing.Iterable[tf.Tensor], states: _States,
+                     view: View) -> typing.List[Sizes]:
+    """The numbers in each of some scalars or vectors.
 
     Args:
-      places: array of int.
-      op: the operation `Gather` or `GatherV2`.
-      arguments: the indices and, for `GatherV2`, the axis.
+      op: the operation that takes the tensors.
+      tensors: its inputs, or the first ones.
+      states: the states of its inputs.
+      view: `View`.
+
+    Raises:
+      NotKnown: one of them is another tensor.
     """
-    indices = arguments[0]
-    return np.ravel(places[indices])
-
-
-_PICKS: typing.Dict[str, typing.Callable] = {
-    'StridedSlice': _picked_by_brackets, 'Slice': _picked_by_slice,
-    'Gather': _picked_by_indices, 'GatherV2': _picked_by_indices}
-"""{type of an operation that picks numbers from a vector: the function that picks places}"""
+    found = []
+    for tensor, state in zip(tensors, states):
+        if view.rank(tensor) not in (0, 1):
+            raise NotKnown(op, _IS_NO_SIZE)
+        found.append(required(sizes_in(tensor, state, view), op, _IS_NO_SIZE))
+    return found
 
 
 # ---- dimensions that broadcasting repeats --------------------------------------------------------
@@ -279,8 +275,8 @@ def broadcast_gradient_args(op: tf.Operation, states: _States, view: View) -> Re
     Returns:
       The states of the two vectors of dimensions; or one state for both.
     """
-    one, other = [required(shape, op, 'compares shapes that are not known')
-                  for shape in _sizes_in_each(op.inputs, states, view)]
+    one, other = [required(sizes_in(*shape, view), op, 'compares shapes that are not known')
+                  for shape in zip(op.inputs, states)]
     if not all(map(_goes_to_reshaped_sums, op.outputs)):
         return unknown(op, 'tells dimensions to another operation than the sum of a gradient')
     if one == other:  # then TensorFlow names no dimension, not even one of length 1
@@ -337,29 +333,60 @@ def tensor_of_shape(op: tf.Operation, shape: typing.Optional[Sizes], shape_state
       op: the operation that makes the tensor.
       shape: its shape; None where it is not known.
       shape_state: the state of the input that has the shape.
+
+    Raises:
+      NotKnown: the shape is not known, and may depend on the examples.
     """
-    if shape is None:
-        # A shape may be the same on every tower though it is not static.
-        is_shared_shape = shape_state.kind is Kind.INDEPENDENT
-        return _UNIFORM if is_shared_shape else unknown(op, _NO_SHAPE_OF_EXAMPLES)
-    axes = axes_of_examples(shape)
+    if shape_state.kind is Kind.INDEPENDENT:  # even where the shape is not static
+        return _UNIFORM
+    known_shape = required(shape, op, _NO_SHAPE_OF_EXAMPLES)
+    axes = axes_of_examples(known_shape)
     if not axes:
         return _UNIFORM
     axis = axes[0]
-    length = shape[axis]
+    length = known_shape[axis]
     if len(axes) > 1 or not is_multiple_of_examples(length):
         return unknown(op, 'has a shape that is not a multiple of the number of examples')
     return per_example(axis, inner=length.per_example, is_constant=True)
 
 
+def repeated(op: tf.Operation, tensor: tf.Tensor, value: State, shape: typing.Optional[Sizes],
+             shape_state: State, view: View) -> State:
+    """The state of a value that an operation repeats along the dimensions of a shape: w [1, 4]
+    becomes [n, 4], the same row for each example.
+
+    The value must have one entry along the examples' dimension of the shape, or lack the dimension.
+    Three rows, w [3, 4], fit batches of one size only; or the result would have them in turn, so
+    that an example would get another row in another shard.
+
+    Args:
+      op: the operation.
+      tensor: the value.
+      value: its state, with sizes as numbers.
+      shape: the shape; of a tile, the numbers of repetitions; None where it is not known.
+      shape_state: the state of the shape.
+      view: `View`.
+    """
+    if value.kind is not Kind.INDEPENDENT:
+        return unknown(op, 'repeats %s' % value.kind.value)
+    result = tensor_of_shape(op, shape, shape_state).with_marks_of(value, shape_state)
+    if result.kind is Kind.PER_EXAMPLE:
+        axis_from_end = result.axis - static_rank(op.outputs[0], op, view)
+        if not is_broadcast_along(axis_from_end, tensor, view):
+            return unknown(op, 'repeats several entries as often as there are examples')
+        return result
+    # `tensor_of_shape` supposes equal entries. The entries of a vector (1, 2) are not equal.
+    has_equal_entries = value.is_uniform or view.rank(tensor) == 0
+    return result._replace(is_uniform=result.is_uniform and has_equal_entries)
+
+
 def fill(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.fill`, `tf.zeros`: the same value for every example, if a dimension of the shape is the
     examples'. The value must not depend on the shard, not even on the number of examples."""
-    shape_state, value = states
-    if not is_same_on_towers(value):
-        return unknown(op, 'repeats %s' % value.kind.value)
+    shape_state, value_state = states
     shape = sizes_in(op.inputs[0], shape_state, view)
-    return tensor_of_shape(op, shape, shape_state).with_marks_of(*states)
+    value = as_number(op, value_state, view)
+    return repeated(op, op.inputs[1], value, shape, shape_state, view)
 
 
 def zeros_like(op: tf.Operation, states: _States, view: View) -> State:
@@ -386,7 +413,7 @@ def random_numbers(op: tf.Operation, states: _States, view: View) -> State:
     device."""
     shape_state = states[0]
     parameters = states[1:]
-    if any(state.kind is not Kind.INDEPENDENT for state in parameters):
+    if not kinds_of(parameters) <= {Kind.INDEPENDENT}:
         return unknown(op, 'draws from a distribution of the examples')
     shape = sizes_in(op.inputs[0], shape_state, view)
     result = tensor_of_shape(op, shape, shape_state)
@@ -400,43 +427,28 @@ def range_of(op: tf.Operation, states: _States, view: View) -> State:
     A range between limits that all towers share is the same on every tower. Any other range that
     depends on n, such as `tf.range(2 n)`, is unknown.
     """
-    limits = _sizes_in_each(op.inputs, states, view)
-    if all(is_same_on_towers(state) for state in states):
-        return _static_range(limits) or INDEPENDENT.with_marks_of(*states)
-    if any(state.kind not in (Kind.INDEPENDENT, Kind.SIZES) for state in states):
+    if all(map(is_same_on_towers, states)):
+        return INDEPENDENT.with_marks_of(*states)
+    if not kinds_of(states) <= {Kind.INDEPENDENT, Kind.SIZES}:
         return unknown(op, 'has a length that is computed from the examples')
-    if end_of_count(limits) == NUMBER_OF_EXAMPLES:
+    if end_of_count(op.inputs, states, view) == NUMBER_OF_EXAMPLES:
         return State(Kind.POSITION)
     return unknown(op, 'numbers the examples of the shard')
 
 
-_Limits = typing.List[typing.Optional[Sizes]]
-"""The begin, end and step of a range, each a scalar; None for a limit that is not known."""
-
-
-def end_of_count(limits: _Limits) -> typing.Optional[Sizes]:
+def end_of_count(limits: typing.Iterable[tf.Tensor], states: typing.Iterable[State],
+                 view: View) -> typing.Optional[Sizes]:
     """The end of a range that counts from 0 in steps of 1: (n,) for `tf.range(n)`. None for any
-    other range, and where the end is not known."""
-    begin, end, step = limits
-    is_from_0_by_1 = begin == (Size(0),) and step == (Size(1),)
-    return end if is_from_0_by_1 else None
-
-
-def _static_range(limits: _Limits) -> typing.Optional[State]:
-    """The numbers of a short range between static limits, as sizes: the range may be a list of
-    axes, or of places in a shape. None for any other range.
+    other range, and where the end is not known.
 
     Args:
-      limits: the limits as in `range_of`; none depends on the number of examples.
+      limits: the begin, end and step of the range, each a scalar.
+      states: their states.
+      view: `View`.
     """
-    known_limits = all_known(limits)
-    if known_limits is None:
-        return None
-    begin, end, step = [limit[0].constant for limit in known_limits]
-    counted = range(begin, end, step)
-    if len(counted) > _MOST_NUMBERS:
-        return None
-    return sizes_state(Size(number) for number in counted)
+    begin, end, step = [sizes_in(*limit, view) for limit in zip(limits, states)]
+    is_from_0_by_1 = begin == (Size(0),) and step == (Size(1),)
+    return end if is_from_0_by_1 else None
 
 
 # ---- broadcasting to a shape ---------------------------------------------------------------------
@@ -447,36 +459,14 @@ def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
     A value [4] or [1, 4] that is the same on every tower becomes a value [n, 4] with a row for each
     example. A value [n, 4] of the examples may get new dimensions, as [2, n, 4].
     """
-    value, shape_state = states
+    value_state, shape_state = states
     shape = required(sizes_in(op.inputs[1], shape_state, view), op, _NO_SHAPE_OF_EXAMPLES)
-    rank = static_rank(op.inputs[0], op, view)
-    new_dimensions = len(shape) - rank  # broadcasting puts these first
+    value = as_number(op, value_state, view)
     if value.kind is Kind.PER_EXAMPLE:
+        rank = static_rank(op.inputs[0], op, view)
+        new_dimensions = len(shape) - rank  # broadcasting puts these first
         return _broadcast_examples(op, value, shape, new_dimensions)
-    if value.kind is not Kind.INDEPENDENT:
-        return unknown(op, 'repeats %s' % value.kind.value)
-    result = tensor_of_shape(op, shape, shape_state).with_marks_of(*states)
-    if result.kind is Kind.PER_EXAMPLE:
-        axis_of_value = result.axis - new_dimensions
-        if not _is_repeated_along(axis_of_value, op.inputs[0], view):
-            return unknown(op, 'has another size of its own along the examples')
-        return result
-    # `tensor_of_shape` supposes equal entries. The entries of a vector (1, 2) are not equal.
-    has_equal_entries = rank == 0 or value.is_uniform
-    return result._replace(is_uniform=result.is_uniform and has_equal_entries)
-
-
-def _is_repeated_along(axis: int, tensor: tf.Tensor, view: View) -> bool:
-    """Whether it is certain that a tensor has one entry along a dimension, which broadcasting
-    repeats. With more entries the tensor fits batches of one size only.
-
-    Args:
-      axis: the dimension; negative for a dimension that the tensor lacks and broadcasting adds.
-      tensor: the tensor.
-      view: `View`.
-    """
-    is_new_dimension = axis < 0
-    return is_new_dimension or has_one_entry_along(axis, tensor, view)
+    return repeated(op, op.inputs[0], value, shape, shape_state, view)
 
 
 def _broadcast_examples(op: tf.Operation, value: State, shape: Sizes, new_dimensions: int) -> State:
@@ -492,6 +482,6 @@ def _broadcast_examples(op: tf.Operation, value: State, shape: Sizes, new_dimens
       new_dimensions: how many dimensions the shape has before the dimensions of the values.
     """
     axis = value.axis + new_dimensions
-    if any(axis_in_shape != axis for axis_in_shape in axes_of_examples(shape)):
+    if axes_of_examples(shape) not in ([axis], []):
         return unknown(op, 'repeats the examples')
     return value._replace(axis=axis)

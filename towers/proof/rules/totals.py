@@ -54,11 +54,6 @@ def reductions_of(states: typing.Iterable[State]) -> typing.FrozenSet[str]:
     return names
 
 
-def _totals_and_shares(states: _States) -> typing.List[State]:
-    """The means, sums and shares among states."""
-    return [state for state in states if state.is_total_or_share]
-
-
 # ---- what is not linear --------------------------------------------------------------------------
 
 def not_linear(op: tf.Operation, states: _States, view: View,
@@ -124,7 +119,7 @@ def marks_of_totals(op: tf.Operation, states: _States, view: View, why: str) -> 
       why: the reason, the predicate of a sentence about the operation. It may have a place `%s` for
         the name of the mean, the sum or the share: "gives each example a value of all ('%s')".
     """
-    statistics = reductions_of(_totals_and_shares(states))
+    statistics = reductions_of(states)
     for name in statistics:
         reason = why.replace('%s', name)
         view.note(name, op, reason)
@@ -159,43 +154,40 @@ def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
         sum of f + constant c     a sum with the offset c, which N towers would add N times
         share + share             a share: c / n + d / n = (c + d) / n
         any other                 not linear: a mean plus a sum is neither a mean nor a sum, and
-                                  a share plus a constant is no share
+                                  a share plus a constant is no share; unknown, with positions
 
     Args:
       op: the operation, to which a refusal points.
       states: the states of its inputs, none of which has entries of single examples.
       view: `View`.
     """
-    terms = _totals_and_shares(states)  # all but the constants
-    kinds = kinds_of(terms)
-    if not kinds:
-        return INDEPENDENT.with_marks_of(*states)
-    if kinds == {Kind.MEAN}:
-        return State(Kind.MEAN, reductions=reductions_of(terms)).with_marks_of(*states)
-    if kinds == {Kind.SUM}:
-        return _sum_of_sums(states, terms)
-    if Kind.SHARE not in kinds:
-        return not_linear(op, states, view, 'joins a mean and a sum over the examples')
-    are_all_shares = kinds_of(states) == {Kind.SHARE}
-    if not are_all_shares:
+    kinds = kinds_of(states)
+    if kinds == {Kind.SHARE}:
+        return State(Kind.SHARE, reductions=reductions_of(states)).with_marks_of(*states)
+    if Kind.SHARE in kinds:
         return not_linear(op, states, view, 'adds a part for each example to what is none')
-    return State(Kind.SHARE, reductions=reductions_of(terms)).with_marks_of(*states)
+    if kinds <= {Kind.INDEPENDENT}:
+        return INDEPENDENT.with_marks_of(*states)
+    if kinds <= {Kind.MEAN, Kind.INDEPENDENT}:
+        return State(Kind.MEAN, reductions=reductions_of(states)).with_marks_of(*states)
+    if kinds <= {Kind.SUM, Kind.INDEPENDENT}:
+        return _sum_of_sums(states)
+    return not_linear(op, states, view, 'joins a mean and a sum over the examples')
 
 
-def _sum_of_sums(states: _States, sums: _States) -> State:
+def _sum_of_sums(states: _States) -> State:
     """The state of the sum of sums over the examples and, maybe, constants.
 
         2 n + 3 n    5 n, a sum to which each example adds 5: constant, without an offset
         2 n + 1      a sum with the offset 1, and so no multiple of n: not constant
 
     Args:
-      states: the states of all terms.
-      sums: the states of the terms that are sums over the examples.
+      states: the states of the terms: sums over the examples, and constants.
     """
-    adds_constants = len(sums) < len(states)  # all terms that are no sums are constants
-    has_offset = adds_constants or any(state.has_offset for state in sums)
-    is_multiple_of_n = not adds_constants and all(state.is_constant for state in sums)
-    result = State(Kind.SUM, reductions=reductions_of(sums), is_constant=is_multiple_of_n,
+    adds_constants = Kind.INDEPENDENT in kinds_of(states)
+    has_offset = adds_constants or any(state.has_offset for state in states)
+    is_multiple_of_n = all(state.is_count for state in states)
+    result = State(Kind.SUM, reductions=reductions_of(states), is_constant=is_multiple_of_n,
                    has_offset=has_offset)
     return result.with_marks_of(*states)
 
@@ -215,7 +207,7 @@ def product_of_totals(op: tf.Operation, states: _States, view: View) -> State:
       states: the states of its two inputs, neither of which has entries of single examples.
       view: `View`.
     """
-    factors = _totals_and_shares(states)  # all but the constants
+    factors = [state for state in states if state.is_total_or_share]  # all but the constants
     if len(factors) == 1:
         return factors[0].with_marks_of(*states)
     factor_by_kind = {state.kind: state for state in factors}
@@ -253,27 +245,26 @@ def _sum_times_share(op: tf.Operation, sum_: State, share: State, view: View) ->
 
 # ---- quotients -----------------------------------------------------------------------------------
 
-def quotient_of_totals(op: tf.Operation, dividend: State, divisor: State, view: View) -> State:
+def quotient_of_totals(op: tf.Operation, states: _States, view: View) -> State:
     """The state of the quotient of two values without entries of single examples.
 
     A sum divided by the number of examples is a mean.
 
-    A mean, a sum or a share divided by a constant stays a mean, a sum or a share.
+    A mean, a sum, a share or a constant divided by a constant stays what it is.
 
     Args:
       op: the operation, to which a refusal points.
-      dividend: the state of the first input.
-      divisor: the state of the second input.
+      states: the states of the dividend and the divisor.
       view: `View`.
     """
-    if divisor.kind is Kind.INDEPENDENT and dividend.is_total_or_share:
+    dividend, divisor = states
+    if divisor.kind is Kind.INDEPENDENT:
         return dividend.with_marks_of(divisor)
     if divisor.is_count:
         return _divided_by_count(op, dividend, divisor, view)
     if divisor.kind is Kind.SUM:
-        return not_linear(op, [dividend, divisor], view,
-                          'divides by a sum over the examples of the shard')
-    return not_linear(op, [dividend, divisor], view)
+        return not_linear(op, states, view, 'divides by a sum over the examples of the shard')
+    return not_linear(op, states, view)
 
 
 def _divided_by_count(op: tf.Operation, dividend: State, count: State, view: View) -> State:
