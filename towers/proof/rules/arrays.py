@@ -144,14 +144,26 @@ def _is_written_for_each(flow: tf.Tensor, view: View) -> bool:
 def _scatter(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -> State:
     """`unstack`: an element for each entry along the first dimension; for x [n, …] each element is
     of one example."""
-    element = _element_unstacked(op, value=states[2], indices=states[1])
+    _, indices, value, _ = states
+    element = element_unstacked(op, value)
+    if element.kind is not Kind.UNKNOWN and not _are_places_of(element, indices):
+        element = unknown(op, 'writes elements at places that are computed from the examples')
     return _written(op, element, view, maker)
 
 
-def _element_unstacked(op: tf.Operation, value: State, indices: State) -> State:
-    """The state of the elements that a tensor is taken apart into.
+def _are_places_of(element: State, indices: State) -> bool:
+    """Whether places are those of elements along a dimension: of elements of the examples, the
+    examples' numbers; of all others, places that are the same on every tower."""
+    if element.kind is Kind.ONE_EXAMPLE:
+        return indices.is_position_of_each
+    return indices.kind is Kind.INDEPENDENT
 
-        x [n, 4]          ONE_EXAMPLE, if example e becomes the element e
+
+def element_unstacked(op: tf.Operation, value: State) -> State:
+    """The state of the elements that a tensor is taken apart into, along its first dimension.
+
+        x [n, 4]          ONE_EXAMPLE, if the element at e is read as that of example e
+        x [2 n, 4]        unknown: the element at e is not of example e
         x [time, n, 4]    each element [n, 4] is of the batch
         x [8, 4]          the state of x, if x is without the examples
         x [5, 4]          unknown, if x is of one example, in a loop over the examples. A read at
@@ -159,40 +171,34 @@ def _element_unstacked(op: tf.Operation, value: State, indices: State) -> State:
                           such a read would choose one of the 5 elements by the example's number
 
     Args:
-      op: the operation `TensorArrayScatterV3`.
+      op: the operation that takes the tensor apart.
       value: the state of the tensor.
-      indices: the state of the vector of element numbers, one number for each entry of the tensor
-        along its first dimension.
     """
-    is_apart_by_example = is_of_batch(value) and value.axis == 0
-    if is_apart_by_example:
-        is_by_its_number = value.layout == ROW_OF_EACH_EXAMPLE and indices.is_position_of_each
-        if not is_by_its_number:
-            return unknown(op, TAKES_APART)
+    if value.layout == ROW_OF_EACH_EXAMPLE:
         return ONE_EXAMPLE.with_marks_of(value)
-    if indices.kind is not Kind.INDEPENDENT:
-        return unknown(op, 'writes elements at places that are computed from the examples')
     if value.kind is Kind.ONE_EXAMPLE:
         return unknown(op, 'takes the values of one example apart')
-    if is_of_batch(value):  # its examples are along a later dimension
-        return value._replace(axis=value.axis - 1)
-    return value
+    if not is_of_batch(value):
+        return value
+    if value.axis == 0:
+        return unknown(op, TAKES_APART)
+    return value._replace(axis=value.axis - 1)
 
 
 def _write(op: tf.Operation, states: _States, view: View, maker: tf.Operation) -> State:
     """Writes one element, at a loop's counter or at a place that is the same on every tower."""
-    element = _element_written(op, value=states[2], index=states[1])
-    return _written(op, element, view, maker)
+    _, index, value, _ = states
+    return _written(op, element_written(op, value, index), view, maker)
 
 
-def _element_written(op: tf.Operation, value: State, index: State) -> State:
-    """The state of an element that is written.
+def element_written(op: tf.Operation, value: State, index: State) -> State:
+    """The state of an element that is written to an array or a list.
 
     At the counter of a loop over the examples, the element is of the example of the iteration. At a
     place that is the same on every tower, the element has the state of the value.
 
     Args:
-      op: the operation `TensorArrayWriteV3`.
+      op: the operation that writes.
       value: the state of the value that is written.
       index: the state of the place, a scalar.
     """
@@ -202,7 +208,7 @@ def _element_written(op: tf.Operation, value: State, index: State) -> State:
     if is_at_counter:
         if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
             return unknown(op, 'writes a value of all examples for each')
-        return ONE_EXAMPLE.with_marks_of(value)
+        return ONE_EXAMPLE.with_marks_of(value, index)
     if index.kind is not Kind.INDEPENDENT:
         return unknown(op, 'writes elements at places that are not known')
     if value.kind is Kind.ONE_EXAMPLE:
@@ -219,15 +225,15 @@ def _written(op: tf.Operation, element: State, view: View, maker: tf.Operation) 
         element = unknown(op, COMPUTES_WITH_POSITIONS)
     written_before = view.arrays.written(maker.name)
     if written_before is not None:
-        element = _either_element(op, written_before, element, view)
+        element = either_element(op, written_before, element, view)
     # In a branch or a loop, conditions decide whether the operation runs: see `_misses_writes`.
     is_in_choice = bool(contexts.conditions_around(op, view))
     view.arrays.write(maker.name, element, in_choice=op.name if is_in_choice else None)
     return INDEPENDENT
 
 
-def _either_element(op: tf.Operation, written_before: State, element: State, view: View) -> State:
-    """The state of the elements of an array to which two operations write.
+def either_element(op: tf.Operation, written_before: State, element: State, view: View) -> State:
+    """The state of the elements of an array or a list to which two operations write.
 
     An array with an element for each example must have no other elements. A place that is the same
     on every tower belongs to no example. The element at such a place may stay there, if the writes
@@ -303,17 +309,21 @@ def _gather(op: tf.Operation, states: _States, view: View,
     not_known = first_unknown([element, indices])
     if not_known is not None:
         return not_known
-    if element.kind is Kind.ONE_EXAMPLE:
-        if not indices.is_position_of_each:
-            return unknown(op, 'takes some of the examples, or changes their order')
-        return per_example(0).with_marks_of(element)
-    if indices.kind is not Kind.INDEPENDENT:
+    if not _are_places_of(element, indices):
         return unknown(op, TAKES_BY_PLACES)
-    if element.is_by_example:
+    return stacked(element).with_marks_of(indices)
+
+
+def stacked(element: State) -> State:
+    """The state of a tensor that has elements of a given state along a new first dimension, in
+    their order: those of the examples all, or any others."""
+    if element.kind is Kind.ONE_EXAMPLE:
+        return per_example(0).with_marks_of(element)
+    if is_of_batch(element):
         # The elements of other iterations may have other values. Whether each element is the same
         # for all examples is not followed: `is_constant=False` is always sound.
-        element = element._replace(axis=element.axis + 1, is_constant=False)
-    return element.with_marks_of(indices)
+        return element._replace(axis=element.axis + 1, is_constant=False)
+    return element
 
 
 # All types in the row of `array` in the table, but for `TensorArrayV3`: see `array`.

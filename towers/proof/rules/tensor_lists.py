@@ -13,24 +13,25 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.proof.contexts import NUMBER_OF_EXAMPLES
-from towers.proof.rules import loops
-from towers.proof.rules.arrays import element_at
+from towers.proof.rules.arrays import (
+    either_element,
+    element_at,
+    element_unstacked,
+    element_written,
+    stacked,
+)
 from towers.proof.rules.common import (
     COMPUTES_WITH_POSITIONS,
-    TAKES_APART,
     TAKES_BY_PLACES,
-    is_of_batch,
+    is_set,
     required,
 )
 from towers.proof.sizes import Sizes, as_number, as_numbers, sizes_in
 from towers.proof.states import (
     INDEPENDENT,
-    ONE_EXAMPLE,
-    ROW_OF_EACH_EXAMPLE,
     Kind,
     Size,
     State,
-    per_example,
     sizes_state,
     unknown,
 )
@@ -66,29 +67,15 @@ def empty_list(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def list_from_tensor(op: tf.Operation, states: _States, view: View) -> State:
-    """`unstack`: an element for each entry along the first dimension.
-
-        x [n, 4]          n elements, each of one example
-        x [2 n, 4]        unknown: the element at e is not known to be of example e
-        x [time, n, 4]    elements [n, 4] of the batch, as many as the static length says
-        x [8, 4]          8 elements of the state of x, if x is without the examples
-        x [5, 4]          unknown, if x is of one example, in a loop over the examples. A read at
-                          the counter of the loop is allowed for elements of the state ONE_EXAMPLE:
-                          such a read would choose one of the 5 elements by the example's number
-    """
-    value = states[0]
-    is_apart_by_example = is_of_batch(value) and value.axis == 0
-    if is_apart_by_example:
-        if value.layout != ROW_OF_EACH_EXAMPLE:
-            return unknown(op, TAKES_APART)
-        return _list_of(ONE_EXAMPLE, NUMBER_OF_EXAMPLES).with_marks_of(value)
-    if value.kind is Kind.ONE_EXAMPLE:
-        return unknown(op, 'takes the values of one example apart')
+    """`unstack`: an element for each entry along the first dimension; n elements for x [n, 4]. Of
+    other values, as many elements as the static length says."""
+    element = element_unstacked(op, states[0])
+    if element.kind is Kind.UNKNOWN:
+        return element
+    if element.kind is Kind.ONE_EXAMPLE:
+        return _list_of(element, NUMBER_OF_EXAMPLES)
     shape = required(view.shape(op.inputs[0]), op, _NO_STATIC_LENGTH)
     length = required(shape[0], op, _NO_STATIC_LENGTH)
-    element = value
-    if is_of_batch(value):  # its examples are along a later dimension
-        element = value._replace(axis=value.axis - 1)
     return _list_of(element, (Size(length),))
 
 
@@ -119,46 +106,19 @@ def list_with_item(op: tf.Operation, states: _States, view: View) -> State:
     elements, or the state of the new element.
     """
     list_ = states[0]
-    may_grow = 'resize_if_index_out_of_bounds' in op.node_def.attr and op.get_attr(
-        'resize_if_index_out_of_bounds')  # with `dynamic_size=True`
+    may_grow = is_set(op, 'resize_if_index_out_of_bounds')  # with `dynamic_size=True`
     if may_grow:
         return unknown(op, _NO_STATIC_LENGTH)
     # The state of a list is the state of its elements, but `State.sizes` has the list's length. So
     # elements of the kind SIZES could not keep their `sizes`: sizes are converted to numbers.
     index, value = as_numbers(op, states[1:], view)
-    new_element = _element_written(op, list_, index, value)
-    if new_element.kind is Kind.UNKNOWN:  # its place or its value is not known
-        return new_element
-    element = loops.either(op, [_element_of(list_), new_element], view)
+    if value.is_position:  # elements may come together again in another order, and several times
+        return unknown(op, COMPUTES_WITH_POSITIONS)
+    new_element = element_written(op, value, index)
+    element = either_element(op, _element_of(list_), new_element, view)
     if element.kind is Kind.UNKNOWN:  # the elements have no state in common: the proof ends here
         return element
     return _list_of(element, list_.sizes)
-
-
-def _element_written(op: tf.Operation, list_: State, index: State, value: State) -> State:
-    """The state of an element that is written at the counter of a loop over the examples, or at a
-    place that is the same on every tower.
-
-    Args:
-      op: the operation `TensorListSetItem`.
-      list_: the state of the list before.
-      index: the state of the place, a scalar.
-      value: the state of the value that is written.
-    """
-    is_at_counter = index.is_position_of_each
-    if is_at_counter:
-        if value.kind not in (Kind.ONE_EXAMPLE, Kind.INDEPENDENT):
-            return unknown(op, 'writes a value of all examples for each')
-        return ONE_EXAMPLE.with_marks_of(value, index)
-    if value.is_position:  # elements may come together again in another order, and several times
-        return unknown(op, COMPUTES_WITH_POSITIONS)
-    if index.kind is not Kind.INDEPENDENT:
-        return unknown(op, 'writes elements at places that are not known')
-    # A place that is the same on every tower belongs to no example. So no value of one example may
-    # be written there, and no value into a list that has an element for each example.
-    if Kind.ONE_EXAMPLE in (list_.kind, value.kind):
-        return unknown(op, 'writes elements at places that are not known')
-    return value.with_marks_of(index)
 
 
 # ---- back to a tensor ----------------------------------------------------------------------------
@@ -175,17 +135,11 @@ def list_stack(op: tf.Operation, states: _States, view: View) -> State:
     """
     list_ = states[0]
     if list_.kind is Kind.ONE_EXAMPLE:
-        if list_.sizes != NUMBER_OF_EXAMPLES:
-            return unknown(op, _NO_PLACE_OF_EACH)
-        return per_example(0).with_marks_of(list_)
-    has_constant_length = not list_.depends_on_length
-    if not has_constant_length:
+        has_all_places = list_.sizes == NUMBER_OF_EXAMPLES
+    else:
+        has_all_places = not list_.depends_on_length
+    if not has_all_places:
         return unknown(op, _NO_PLACE_OF_EACH)
     if list_.kind is Kind.EMPTY:  # TensorFlow gives zeros
         return INDEPENDENT
-    element = _element_of(list_)
-    if element.is_by_example:
-        # The elements of other iterations may have other values. Whether each element is the same
-        # for all examples is not followed: `is_constant=False` is always sound.
-        return element._replace(axis=element.axis + 1, is_constant=False)
-    return element
+    return stacked(_element_of(list_))
