@@ -88,31 +88,25 @@ def _counts_examples(condition: tf.Tensor, view: View) -> bool:
         return False
     counter, limit = condition.op.inputs
     merge = graph_walk.source_through(counter, ('Identity',)).op
-    limit_state = view.state_or_none(limit)  # None in the first round, before it is reached
-    if merge.type != 'Merge' or limit_state is None:
-        return False
-    back = back_edge(merge)
-    if back is None or not is_counter(merge, back):
-        return False
-    return sizes_in(limit, limit_state, view) == NUMBER_OF_EXAMPLES
+    limit_sizes = sizes_in(limit, view.state_so_far(limit), view)
+    return is_counter(merge) and limit_sizes == NUMBER_OF_EXAMPLES
 
 
 def back_edge(merge: tf.Operation) -> typing.Optional[tf.Tensor]:
     """The value that comes back to a `Merge` from the iteration before; None for a `Merge` that
-    ends branches."""
+    ends branches, and for other operations, none of which takes the result of a `NextIteration`."""
     for tensor in merge.inputs:
         if tensor.op.type == 'NextIteration':
             return tensor
     return None
 
 
-def is_counter(merge: tf.Operation, back: tf.Tensor) -> bool:
-    """Whether a carried value is the number of the iteration: from 0, one more each time.
-
-    Args:
-      merge: the `Merge` at which its iterations begin.
-      back: the value that comes back there.
-    """
+def is_counter(merge: tf.Operation) -> bool:
+    """Whether an operation is the `Merge` at which the iterations of a counter begin: of a carried
+    value that is the number of the iteration, from 0, one more each time."""
+    back = back_edge(merge)
+    if back is None:
+        return False
     before_loop = merge.inputs[0]
     start = graph_walk.source_through(before_loop, ('Enter', 'Identity'))
     step = graph_walk.source_through(back, ('NextIteration', 'Identity'))

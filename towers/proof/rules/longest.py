@@ -29,14 +29,13 @@ between the two are in `Loop` and `Carried`. The state of the loop's condition h
 maximum, a statistic of the shard; `condition_for` removes this mark.
 """
 
-import itertools
 import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
-from towers.proof.rules.common import all_known, is_same_on_towers
+from towers.proof.rules.common import is_same_on_towers
 from towers.proof.states import ROW_OF_EACH_EXAMPLE, State
 from towers.proof.view import View
 
@@ -94,16 +93,13 @@ def _longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
 
     All other limits of the counter have to be the same for a shard and for the batch.
     """
-    limits = _limits_of(loop.test, loop)
-    if limits is None:
-        return None
+    limits = _limits_of(loop)
     # One maximum may be several of the limits.
     maxima = {limit.op for limit in limits if _is_longest(limit, view)}
     if len(maxima) != 1:
         return None
     maximum = maxima.pop()
-    other_limits = [limit for limit in limits if limit.op is not maximum]
-    if not all(_is_alike(limit, maximum.name, view) for limit in other_limits):
+    if not all(limit.op is maximum or _is_alike(limit, maximum.name, view) for limit in limits):
         return None
     lengths = _source(maximum.inputs[0], loop)
     if view.is_in_loop(lengths.op):  # each iteration may have other lengths
@@ -111,32 +107,24 @@ def _longest_of(loop: Loop, view: View) -> typing.Optional[Longest]:
     return Longest(statistic=maximum.name, lengths=lengths)
 
 
-def _limits_of(test: tf.Tensor, loop: Loop) -> typing.Optional[typing.List[tf.Tensor]]:
-    """The limits in a test whether counters are below limits: `steps` and `longest` for
-    `t < min(steps, longest)`.
-
-    Returns:
-      The limits; None for any other test.
-    """
-    test = graph_walk.source_through(test, ('Identity',))
-    if test.op.type == 'LogicalAnd':
-        return _limits_of_parts(test.op, loop)
-    if test.op.type != 'Less':
-        return None
-    counter, limit = test.op.inputs
-    if not loop.is_counter(counter):
-        return None
-    return _bounds_in(limit, loop)
+def _limits_of(loop: Loop) -> typing.List[tf.Tensor]:
+    """The limits of a loop that runs while counters are below limits: `steps` and `longest` for
+    `t < min(steps, longest)`; [] for a loop with any other test."""
+    limits: typing.List[tf.Tensor] = []
+    for test in _tests_in(loop.test):
+        if test.type != 'Less' or not loop.is_counter(test.inputs[0]):
+            return []
+        limits += _bounds_in(test.inputs[1], loop)
+    return limits
 
 
-def _limits_of_parts(conjunction: tf.Operation,
-                     loop: Loop) -> typing.Optional[typing.List[tf.Tensor]]:
-    """The limits in the two tests of a `LogicalAnd`, as `_limits_of` gives them; None if
-    `_limits_of` gives None for either test."""
-    limits_of_tests = all_known(_limits_of(test, loop) for test in conjunction.inputs)
-    if limits_of_tests is None:
-        return None
-    return list(itertools.chain.from_iterable(limits_of_tests))
+def _tests_in(test: tf.Tensor) -> typing.List[tf.Operation]:
+    """The operations that make the tests of which a test is the conjunction."""
+    op = graph_walk.source_through(test, ('Identity',)).op
+    if op.type != 'LogicalAnd':
+        return [op]
+    left, right = op.inputs
+    return _tests_in(left) + _tests_in(right)
 
 
 def _bounds_in(limit: tf.Tensor, loop: Loop) -> typing.List[tf.Tensor]:
@@ -161,11 +149,8 @@ def _is_longest(limit: tf.Tensor, view: View) -> bool:
     if limit.op.type != 'Max':
         return False
     lengths = limit.op.inputs[0]
-    if view.rank(lengths) != 1:
-        return False
-    # In the first round of the analysis, a tensor of the loop has no state yet.
-    state = view.state_or_none(lengths)
-    return state is not None and state.layout == ROW_OF_EACH_EXAMPLE
+    is_vector = view.rank(lengths) == 1
+    return is_vector and view.state_so_far(lengths).layout == ROW_OF_EACH_EXAMPLE
 
 
 def _is_alike(limit: tf.Tensor, statistic: str, view: View) -> bool:
@@ -179,11 +164,8 @@ def _is_alike(limit: tf.Tensor, statistic: str, view: View) -> bool:
       statistic: the name of the maximum, whose mark is to be removed.
       view: `View`.
     """
-    # In the first round of the analysis, a tensor of the loop has no state yet.
-    state = view.state_or_none(limit)
-    if state is None or not is_same_on_towers(state):
-        return False
-    return statistic not in state.shard_statistics
+    state = view.state_so_far(limit)
+    return is_same_on_towers(state) and statistic not in state.shard_statistics
 
 
 # ---- what an iteration does after the end of an example ------------------------------------------
@@ -200,9 +182,8 @@ def _is_kept(carried: Carried, longest: Longest, loop: Loop) -> bool:
     """
     if carried.is_before(carried.after):  # no iteration changes it
         return True
-    write = _write_of(carried.after.op)
-    if write is not None:
-        return _writes_zeros(write, carried, longest, loop)
+    if carried.after.op.type in _PLACE_OF_ARRAY:
+        return _writes_zeros(carried, longest, loop)
     value = _value_after_end(carried.after, longest, loop)
     return value is not None and carried.is_before(value)
 
@@ -215,27 +196,25 @@ def _looks_up_rows(carried: Carried, view: View) -> bool:
       carried: the value that the iteration computes.
       view: `View`.
     """
-    def inputs_in_loop(tensor: tf.Tensor) -> typing.List[tf.Tensor]:
-        """The inputs of a tensor's operation that are computed in a loop."""
-        return [source for source in tensor.op.inputs if view.is_in_loop(source.op)]
+    def producers_in_loop(op: tf.Operation) -> typing.Iterable[tf.Operation]:
+        """The operations in a loop that compute the inputs of an operation."""
+        return filter(view.is_in_loop, graph_walk.producers_of(op))
 
-    for tensor in graph_walk.reached([carried.after], inputs_in_loop).values():
-        if tensor.op.type in _LOOKUPS:
-            table = view.state_or_none(tensor.op.inputs[0])
-            # In the first round of the analysis, a tensor of the loop has no state yet.
-            if table is None or is_same_on_towers(table):
-                return True
+    operations = graph_walk.reached([carried.after.op], producers_in_loop).values()
+    for lookup in graph_walk.of_types(operations, _LOOKUPS):
+        table = view.state_or_none(lookup.inputs[0])
+        # In the first round of the analysis, a tensor of the loop has no state yet.
+        if table is None or is_same_on_towers(table):
+            return True
     return False
 
 
-class _Write(typing.NamedTuple):
-    """The inputs of an operation that writes an element."""
-    array: tf.Tensor  # the flow of the array, or the list, before the write
-    index: tf.Tensor
-    element: tf.Tensor
+_PLACE_OF_ARRAY = {'TensorArrayWriteV3': -1, 'TensorListSetItem': 0}
+"""{type of an operation that writes an element: the place of the input that is the array's flow, or
+the list}. The inputs 1 and 2 of both are the place of the element, and the element."""
 
 
-def _writes_zeros(write: _Write, carried: Carried, longest: Longest, loop: Loop) -> bool:
+def _writes_zeros(carried: Carried, longest: Longest, loop: Loop) -> bool:
     """Whether the iterations L, L + 1, … write zeros for an example of length L.
 
     Places that are never written are read as zeros, too. So it makes no difference that the loop
@@ -243,27 +222,17 @@ def _writes_zeros(write: _Write, carried: Carried, longest: Longest, loop: Loop)
     the place t.
 
     Args:
-      write: what the iteration writes.
-      carried: the array or the list.
+      carried: the array or the list after the write.
       longest: what ends the loop.
       loop: the loop.
     """
-    is_into_array = carried.begins_empty and carried.is_before(write.array)
-    if not is_into_array or not loop.is_counter(write.index):
+    write = carried.after.op
+    array = write.inputs[_PLACE_OF_ARRAY[write.type]]
+    is_into_array = carried.begins_empty and carried.is_before(array)
+    if not is_into_array or not loop.is_counter(write.inputs[1]):
         return False
-    element = _value_after_end(write.element, longest, loop)
+    element = _value_after_end(write.inputs[2], longest, loop)
     return element is not None and _is_zeros(element, loop)
-
-
-def _write_of(op: tf.Operation) -> typing.Optional[_Write]:
-    """What an operation writes into an array or a list; None for any other operation."""
-    if op.type == 'TensorArrayWriteV3':
-        _, index, element, flow = op.inputs
-        return _Write(flow, index, element)
-    if op.type == 'TensorListSetItem':
-        list_, index, element = op.inputs
-        return _Write(list_, index, element)
-    return None
 
 
 def _value_after_end(value: tf.Tensor, longest: Longest,

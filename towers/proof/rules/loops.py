@@ -20,17 +20,23 @@ from towers.proof import contexts
 from towers.proof.rules import longest
 from towers.proof.rules.common import (
     any_by_example,
-    any_position,
     fits_examples_as_built,
     kinds_of,
 )
 from towers.proof.rules.totals import not_linear, sum_of_totals
 from towers.proof.sizes import as_number, as_numbers
-from towers.proof.states import ONE_EXAMPLE, Kind, State, first_unknown, unknown
+from towers.proof.states import (
+    ONE_EXAMPLE,
+    Kind,
+    PerhapsStates,
+    State,
+    first_unknown,
+    known_states,
+    unknown,
+)
 from towers.proof.view import View
 
 _States = typing.List[State]
-_PerhapsStates = typing.Sequence[typing.Optional[State]]  # None for a tensor without a state yet
 
 
 def identity(op: tf.Operation, states: _States, view: View) -> State:
@@ -90,7 +96,7 @@ def in_branch(op: tf.Operation, value: State, condition: State, view: View) -> S
     return unknown(op, 'chooses a branch by the examples')
 
 
-def merge(op: tf.Operation, states: _PerhapsStates,
+def merge(op: tf.Operation, states: PerhapsStates,
           view: View) -> typing.Optional[typing.List[State]]:
     """`Merge`, the end of a branch, or the beginning of an iteration: the one of two values.
 
@@ -102,14 +108,13 @@ def merge(op: tf.Operation, states: _PerhapsStates,
     if value_after_iteration is None:
         value = _end_of_branch(op, states, view)
     else:
-        known = [state for state in states if state is not None]
-        value = _carried(op, known, value_after_iteration, view)
+        value = _carried(op, known_states(states), value_after_iteration, view)
     if value is None:
         return None
     return [value, unknown(op, 'tells which branch was taken')]
 
 
-def _end_of_branch(op: tf.Operation, states: _PerhapsStates, view: View) -> typing.Optional[State]:
+def _end_of_branch(op: tf.Operation, states: PerhapsStates, view: View) -> typing.Optional[State]:
     """The state of the value at a `Merge` that ends a branch. The value also depends on the
     conditions by which the branches of its two inputs are taken: for a `tf.cond`, one condition.
 
@@ -128,7 +133,7 @@ def _end_of_branch(op: tf.Operation, states: _PerhapsStates, view: View) -> typi
     return state
 
 
-def branch_states(tensors: typing.Iterable[tf.Tensor], states: _PerhapsStates,
+def branch_states(tensors: typing.Iterable[tf.Tensor], states: PerhapsStates,
                   view: View) -> _States:
     """The states of the results of branches for `either`, without the results that have no state
     yet.
@@ -194,10 +199,9 @@ def either(op: tf.Operation, states: _States, view: View) -> State:
     without_sizes = as_numbers(op, written, view)
     if any_by_example(without_sizes):
         return _either_of_examples(op, without_sizes, view).with_marks_of(*written)
-    if any_position(without_sizes):
-        return unknown(op, 'joins the positions of the examples')
     # All towers choose alike. So a choice between the means of f and of g is a mean, as their sum
-    # is. In the same way, a choice between sums or constants has the state of their sum.
+    # is. In the same way, a choice between sums or constants has the state of their sum. Positions
+    # have no sum: the state is unknown.
     return sum_of_totals(op, without_sizes, view)
 
 
@@ -277,7 +281,7 @@ def _carried(op: tf.Operation, states: _States, back: tf.Tensor, view: View) -> 
     loop = contexts.loop_of(op, view)
     if not loop.is_over_examples:
         return either(op, states, view)
-    if contexts.is_counter(op, back):
+    if contexts.is_counter(op):
         return State(Kind.POSITION)
     is_first_round = len(states) == 1
     if is_first_round:
@@ -364,8 +368,4 @@ def _is_carried_by(merge_op: tf.Operation, tensor: tf.Tensor) -> bool:
 
 def _is_counter(tensor: tf.Tensor) -> bool:
     """Whether a tensor of a loop is the number of the iteration."""
-    merge_op = graph_walk.source_through(tensor, ('Identity', 'Switch')).op
-    if merge_op.type != 'Merge':
-        return False
-    back = contexts.back_edge(merge_op)
-    return back is not None and contexts.is_counter(merge_op, back)
+    return contexts.is_counter(graph_walk.source_through(tensor, ('Identity', 'Switch')).op)

@@ -302,5 +302,4 @@ def _is_below_examples(test: tf.Tensor, op: tf.Operation, body: LoopBody, view: 
     if carried_limit is not None and not carried_limit.is_kept:  # the limit changes
         return False
     limit = _before_loop(limit, op, body)
-    limit_state = view.state_or_none(limit)
-    return limit_state is not None and sizes_in(limit, limit_state, view) == NUMBER_OF_EXAMPLES
+    return sizes_in(limit, view.state_so_far(limit), view) == NUMBER_OF_EXAMPLES
