@@ -11,8 +11,7 @@
 The sum has p + 1 rows, where p is the position of the last example with a value. It is certain that
 these are n rows only after `SparseFillEmptyRows`, which gives each example a value.
 
-Words of other modules: index vectors and positions have the `selection` `EVERY_EXAMPLE` if nothing
-selected them; a state with `is_alike_on_towers` is INDEPENDENT and has no mark.
+Words of other modules: a state with `is_alike_on_towers` is INDEPENDENT and has no mark.
 """
 
 import typing
@@ -27,11 +26,10 @@ from towers.proof.rules.common import (
     takes_whole_rows,
     tell_of_examples,
 )
-from towers.proof.rules.rows import is_sparse
-from towers.proof.rules.totals import not_linear
+from towers.proof.rules.rows import are_sparse_indices, is_sparse_batch
+from towers.proof.rules.totals import for_examples, not_linear
 from towers.proof.sizes import Sizes, product_of_all, quotient, sizes_in
 from towers.proof.states import (
-    EVERY_EXAMPLE,
     Kind,
     Size,
     State,
@@ -53,6 +51,7 @@ _ROWS_BY_PLACES = 'takes rows by their places'
 
 # ---- the shape of a sparse tensor ----------------------------------------------------------------
 
+@for_examples
 def sparse_reshape(op: tf.Operation, states: _States, view: View) -> Results:
     """`tf.sparse.reshape`: from the shape (n, 4, 5) to (n, 20), the index vector (e, 2, 3) becomes
     (e, 13).
@@ -64,51 +63,38 @@ def sparse_reshape(op: tf.Operation, states: _States, view: View) -> Results:
       The states of the new index vectors and of the new shape; or one state for both.
     """
     indices, shape_state, new_shape_state = states
-    if indices.kind is not Kind.INDICES:
-        return not_linear(op, states, view)
-    # The index vectors of `tf.stack([tf.range(n), y], 1)` have no selection: they are not known to
-    # be the indices of a sparse tensor.
-    is_of_sparse_tensor = indices.selection != EVERY_EXAMPLE
-    if not is_of_sparse_tensor:
+    if not are_sparse_indices(indices):
         return unknown(op, _NOT_OF_EXAMPLES)
     before = required(sizes_in(op.inputs[1], shape_state, view), op, _NOT_OF_EXAMPLES)
     new_shape = required(sizes_in(op.inputs[2], new_shape_state, view), op, _NOT_OF_EXAMPLES)
-    after = _with_rest(before, new_shape)
-    if not _is_shape_of_examples(before) or not _is_shape_of_examples(after):
+    after = _with_rest(op, before, new_shape)
+    if not begins_with_examples(before) or not begins_with_examples(after):
         return unknown(op, _NOT_OF_EXAMPLES)
     if product_of_all(before) != product_of_all(after):
         return unknown(op, 'has another number of entries for each example')
     return [indices, sizes_state(after)]
 
 
-def _with_rest(before: Sizes, after: Sizes) -> Sizes:
+def _with_rest(op: tf.Operation, before: Sizes, after: Sizes) -> Sizes:
     """The shape after a reshape, with a length in the place of -1: (n, 20), where the shape
-    (n, 4, 5) becomes (n, -1).
-
-    If the new shape has no -1, or the length is not known, the new shape is returned unchanged.
+    (n, 4, 5) becomes (n, -1). TensorFlow refuses a second -1.
 
     Args:
+      op: the reshape.
       before: the shape before the reshape.
       after: the new shape, maybe with a -1.
+
+    Raises:
+      NotKnown: the length is not known.
     """
     if after.count(_AS_MANY_AS_ARE_LEFT) != 1:
         return after
     place = after.index(_AS_MANY_AS_ARE_LEFT)
-    entries = product_of_all(before)
-    entries_of_others = product_of_all(after[:place] + after[place + 1:])
-    if entries is None or entries_of_others is None:
-        return after
-    rest = quotient(entries, entries_of_others)
-    if rest is None:
-        return after
+    others = after[:place] + after[place + 1:]
+    entries = required(product_of_all(before), op, _NOT_OF_EXAMPLES)
+    entries_of_others = required(product_of_all(others), op, _NOT_OF_EXAMPLES)
+    rest = required(quotient(entries, entries_of_others), op, _NOT_OF_EXAMPLES)
     return after[:place] + (rest,) + after[place + 1:]
-
-
-def _is_shape_of_examples(shape: typing.Optional[Sizes]) -> bool:
-    """Whether a shape is (n, 3, …): all lengths are known, and n is at no other place."""
-    if shape is None or not begins_with_examples(shape):
-        return False
-    return all(size.constant >= 0 for size in shape)  # no -1 of a new shape is left
 
 
 def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> Results:
@@ -122,9 +108,8 @@ def fill_empty_rows(op: tf.Operation, states: _States, view: View) -> Results:
     """
     indices, values, shape_state, value_of_new_rows = states
     shape = sizes_in(op.inputs[2], shape_state, view)
-    is_of_examples = is_sparse(indices, values) and _is_shape_of_examples(shape)
     is_shared_value = value_of_new_rows.is_alike_on_towers
-    if not is_of_examples or not is_shared_value:
+    if not is_sparse_batch(indices, values, shape) or not is_shared_value:
         return unknown(op, 'fills rows that are not known to be of the examples')
     new_indices = State(Kind.INDICES, selection=op.name)
     new_values = rows(0, op.name)

@@ -50,10 +50,9 @@ def reshape(op: tf.Operation, state: State, view: View) -> State:
         required(_new_shape(op, view), op, _NOT_STATIC_SHAPE)
     if state.kind is Kind.ROWS:
         return _reshaped_rows(op, state, before, after)
-    are_all_static = None not in before and None not in after
-    if are_all_static:
-        return _reshaped_by_stride(op, state, before, after, view)
-    return _reshaped_with_unknown(op, state, before, after, view)
+    if None in before + after:
+        return _reshaped_with_unknown(op, state, before, after, view)
+    return _reshaped_by_stride(op, state, before, after, view)
 
 
 def _new_shape(op: tf.Operation, view: View) -> typing.Optional[Sizes]:
@@ -120,8 +119,8 @@ def _is_for_all_lengths(op: tf.Operation, state: State, before: typing.List[int]
       axis: the dimension of the result.
       view: `View`.
     """
-    shape = _new_shape(op, view)
-    is_told_by_shape = shape is not None and shape[axis].per_example > 0  # (n, …), and not (-1, …)
+    shape = required(_new_shape(op, view), op, _NOT_STATIC_SHAPE)
+    is_told_by_shape = shape[axis].per_example > 0  # (n, …), and not (-1, …)
     if is_told_by_shape:
         return True
     entries_of_step = _product(after[axis + 1:])
@@ -179,12 +178,9 @@ def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
       view: `View`.
     """
     sizes = sizes_in(shape, view.state(shape), view)
-    if sizes is None:
+    if sizes is None or not axes_of_examples(sizes):
         return True
-    for place in axes_of_examples(sizes):
-        if place != axis or not is_multiple_of_examples(sizes[place]):
-            return False
-    return True
+    return axes_of_examples(sizes) == [axis] and is_multiple_of_examples(sizes[axis])
 
 
 def _product(lengths: typing.Iterable) -> int:
@@ -220,7 +216,7 @@ def _reshaped_with_unknown(op: tf.Operation, state: State, before: _Lengths, aft
     lengths_after = after[:state.axis + 1]
     if None not in lengths_before and lengths_before == lengths_after:
         return state
-    return _reshaped_if(op, state, after, view)
+    return _reshaped_if(op, state, view)
 
 
 def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optional[State]:
@@ -233,7 +229,7 @@ def _reshaped_blocks(op: tf.Operation, state: State, view: View) -> typing.Optio
       The state, with the examples along dimension 0; None where it is not known that each example
       has the same number of rows of the result.
     """
-    are_neighbours = state.axis == 0 and state.outer == 1
+    are_neighbours = state.layout == per_example(0, inner=state.inner).layout
     lengths = sizes_of_dimensions(op.inputs[0], state, view)
     shape = _new_shape(op, view)
     if not are_neighbours or lengths is None or not shape:
@@ -269,13 +265,10 @@ def _rows_of_each(number: Size, row: typing.List[int], entries: int) -> typing.O
     if takes_all_rows:
         rows, rest = divmod(entries, _product(row))
         return rows if rest == 0 else None
-    is_length = number.per_example > 0  # else it is -n, as of the difference 0 - n
-    if is_multiple_of_examples(number) and is_length:
-        return number.per_example
-    return None
+    return number.per_example if is_multiple_of_examples(number) else None
 
 
-def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View) -> State:
+def _reshaped_if(op: tf.Operation, state: State, view: View) -> State:
     """The state of [n, L] as (-1, 5): a row for each example, if each example has 5 numbers.
 
     The graph does not tell whether each example has 5 numbers. So the result is marked with this
@@ -284,17 +277,13 @@ def _reshaped_if(op: tf.Operation, state: State, after: _Lengths, view: View) ->
     Args:
       op: the operation.
       state: the state of the values, PER_EXAMPLE.
-      after: the lengths of the result's dimensions.
       view: `View`.
     """
     shape = required(view.value(op.inputs[1]), op, _NOT_STATIC_SHAPE)
-    if state.layout != ROW_OF_EACH_EXAMPLE:
-        return unknown(op, _NOT_STATIC_SHAPE)
     is_as_rows = len(shape) >= 2 and shape[0] == -1  # (-1, 5), as many rows as there are
-    row = after[1:]
-    if not is_as_rows or None in row:
+    if state.layout != ROW_OF_EACH_EXAMPLE or not is_as_rows:
         return unknown(op, _NOT_STATIC_SHAPE)
-    view.suppose(op, 'takes %d numbers of each example' % _product(row))
+    view.suppose(op, 'takes %d numbers of each example' % _product(shape[1:]))
     return state.with_shard_statistics([op.name])
 
 

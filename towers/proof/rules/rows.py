@@ -23,18 +23,19 @@ selected; `ROW_OF_EACH_EXAMPLE` is the layout of x [n, …], whose row e is of e
 
 import typing
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.proof.rules.common import (
     Results,
+    are_zeros,
     axes_of_examples,
     begins_with_examples,
-    has_examples_first,
+    has_one_entry_along,
     is_of_batch,
     is_shared_or_at,
     required,
+    static_axes,
     vector_along_examples,
 )
 from towers.proof.rules.totals import for_examples, total
@@ -69,14 +70,12 @@ def where(op: tf.Operation, states: _States, view: View) -> State:
     mask = states[0]
     selection = _selection_by_mask(op, view)
     is_vector = view.rank(op.inputs[0]) == 1
-    if is_vector and has_examples_first(mask):
-        positions = State(Kind.POSITION, axis=0, outer=mask.outer, inner=mask.inner,
-                          selection=selection)
+    if is_vector and is_of_batch(mask):
+        kind = Kind.ROW_POSITION if mask.kind is Kind.ROWS else Kind.POSITION
+        positions = State(kind, outer=mask.outer, inner=mask.inner, selection=selection)
         return positions.with_marks_of(mask)
     if mask.layout == ROW_OF_EACH_EXAMPLE:
         return State(Kind.INDICES, selection=selection).with_marks_of(mask)
-    if is_vector and mask.kind is Kind.ROWS:
-        return State(Kind.ROW_POSITION, selection=selection).with_marks_of(mask)
     return unknown(op, 'finds places in more than one dimension')
 
 
@@ -91,12 +90,10 @@ def _selection_by_mask(op: tf.Operation, view: View) -> str:
     if view.is_in_loop(op):  # each iteration may have another mask
         return op.name
     mask = graph_walk.source_through(op.inputs[0], ('Reshape',))
-    for other in _takers_of_entries(mask):
-        if other.type != 'Where':
-            continue
-        state = view.state_or_none(other.outputs[0])  # None where the analysis comes to it later
-        # A `Where` in the state UNKNOWN has no selection.
-        if state is not None and state.selection != EVERY_EXAMPLE:
+    for other in graph_walk.of_types(_takers_of_entries(mask), ['Where']):
+        # A `Where` in the state UNKNOWN, as before the analysis comes to it, has no selection.
+        state = view.state_so_far(other.outputs[0])
+        if state.selection != EVERY_EXAMPLE:
             return state.selection
     return op.name
 
@@ -127,8 +124,7 @@ def scatter_nd(op: tf.Operation, states: _States, view: View) -> State:
     shape = sizes_in(op.inputs[2], shape_state, view)
     if _are_added_up(positions, values, shape):
         return total(Kind.SUM, op).with_marks_of(*states)
-    lengths = view.shape(op.inputs[0])
-    are_vectors_of_one = lengths is not None and lengths[-1] == 1  # [rows, 1]: a position alone
+    are_vectors_of_one = has_one_entry_along(-1, op.inputs[0], view)  # [rows, 1]: a position alone
     if are_vectors_of_one and _are_put_back(positions, values, shape):
         return vector_along_examples(positions).with_marks_of(*states)
     return unknown(op, _BY_PLACES)
@@ -163,8 +159,7 @@ def sparse_dense_add(op: tf.Operation, states: _States, view: View) -> State:
     shape = sizes_in(op.inputs[2], shape_state, view)
     if not _are_added_up(places, values, shape) or not dense.is_alike_on_towers:
         return unknown(op, _BY_PLACES)
-    dense_value = view.value(op.inputs[3])
-    has_offset = dense_value is None or bool(dense_value.any())
+    has_offset = not are_zeros(op.inputs[3], view)
     return total(Kind.SUM, op)._replace(has_offset=has_offset).with_marks_of(*states)
 
 
@@ -204,21 +199,26 @@ def _are_added_up(places: State, values: State, shape: typing.Optional[Sizes]) -
 
 # ---- sparse tensors ------------------------------------------------------------------------------
 
+def are_sparse_indices(state: State) -> bool:
+    """Whether this is the state of the indices of a sparse tensor [n, …].
+
+    INDICES without a selection, as of `tf.stack([tf.range(n), column], 1)`, are one index vector
+    for each example. They do not count as the indices of a sparse tensor.
+    """
+    return state.kind is Kind.INDICES and state.selection != EVERY_EXAMPLE
+
+
 def is_sparse(indices: State, values: State) -> bool:
     """Whether these are the states of the indices and the values of a sparse tensor [n, …].
 
     The indices and the values must have the same selection (a part of the values' layout). Then row
     i of the values is at index vector i.
-
-    INDICES without a selection, as of `tf.stack([tf.range(n), column], 1)`, are one index vector
-    for each example. They do not count as the indices of a sparse tensor.
     """
-    if indices.kind is not Kind.INDICES or indices.selection == EVERY_EXAMPLE:
-        return False
-    return values.layout == rows(0, indices.selection).layout
+    has_value_of_each = values.layout == rows(0, indices.selection).layout
+    return are_sparse_indices(indices) and has_value_of_each
 
 
-def _is_sparse_batch(indices: State, values: State, shape: typing.Optional[Sizes]) -> bool:
+def is_sparse_batch(indices: State, values: State, shape: typing.Optional[Sizes]) -> bool:
     """Whether these belong to a sparse tensor with a row for each example, of the shape (n, 20)."""
     return is_sparse(indices, values) and begins_with_examples(shape)
 
@@ -230,7 +230,7 @@ def sparse_product(op: tf.Operation, states: _States, view: View) -> State:
     indices, values, shape_state, matrix = states
     shape = sizes_in(op.inputs[2], shape_state, view)
     is_transposed = op.get_attr('adjoint_a')  # [20, n]: a product over the examples
-    is_batch = _is_sparse_batch(indices, values, shape) and not is_transposed
+    is_batch = is_sparse_batch(indices, values, shape) and not is_transposed
     is_shared_matrix = matrix.kind is Kind.INDEPENDENT
     if not is_batch or not is_shared_matrix:
         return unknown(op, 'multiplies a sparse tensor that is not known to be of the examples')
@@ -243,10 +243,9 @@ def sparse_sum(op: tf.Operation, states: _States, view: View) -> State:
     axis=0, the result [20] is a sum over the examples."""
     indices, values, shape_state = states[:3]
     shape = required(sizes_in(op.inputs[2], shape_state, view), op, _NO_SPARSE_BATCH)
-    axes = required(view.value(op.inputs[3]), op, _NO_SPARSE_BATCH)
-    if not _is_sparse_batch(indices, values, shape):
+    reduced = static_axes(op.inputs[3], len(shape), op, view)
+    if not is_sparse_batch(indices, values, shape):
         return unknown(op, _NO_SPARSE_BATCH)
-    reduced = [int(axis) % len(shape) for axis in np.ravel(axes)]
     is_over_examples = not reduced or 0 in reduced  # without axes, over all dimensions
     result = total(Kind.SUM, op) if is_over_examples else per_example(0)
     return result.with_marks_of(*states)
@@ -256,7 +255,7 @@ def sparse_to_dense(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.sparse.to_dense`: [n, 20], a row for each row of a sparse tensor of the examples."""
     indices, shape_state, values, default = states
     shape = sizes_in(op.inputs[1], shape_state, view)
-    if not _is_sparse_batch(indices, values, shape) or default.kind is not Kind.INDEPENDENT:
+    if not is_sparse_batch(indices, values, shape) or default.kind is not Kind.INDEPENDENT:
         return unknown(op, 'fills in values at places that are not known to be of the examples')
     return per_example(0).with_marks_of(*states)
 

@@ -41,7 +41,7 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 
 _WITHOUT_END = 2 ** 31 - 1  # the largest int32; an end this large reaches the end of any dimension
-_TAKES_SOME = 'takes some of the examples'
+_TAKES_SOME = 'takes some of the examples, or changes their order'
 
 
 # ---- the items in brackets -----------------------------------------------------------------------
@@ -61,30 +61,26 @@ class _Item(typing.NamedTuple):
     reaches_end: bool  # whether a range ends with the dimension
     stride: typing.Optional[int]  # None where it is not static
 
-    @property
-    def is_from_first_to_last(self) -> bool:
-        """Whether it is a range over the whole dimension, with any stride."""
-        return self.form is _Form.RANGE and self.begin == 0 and self.reaches_end
-
 
 _WHOLE = _Item(_Form.RANGE, begin=0, reaches_end=True, stride=1)
 """The item `:`."""
 
 
 def _items(op: tf.Operation, limits: typing.List[tf.Tensor],
-           view: View) -> typing.Optional[typing.List[_Item]]:
-    """The items in the brackets of a slice; None where their number is not static.
+           view: View) -> typing.List[_Item]:
+    """The items in the brackets of a slice.
 
     Args:
       op: the operation, whose masks tell the form of each item.
       limits: its arguments begin, end and strides, each a vector with a number for each item.
       view: `View`.
+
+    Raises:
+      NotKnown: the number of the items is not static.
     """
-    shape = view.shape(limits[0])
-    if shape is None or shape[0] is None:
-        return None
+    shape = required(view.shape(limits[0]), op, NO_STATIC_ARGUMENT)
+    number_of_items = required(shape[0], op, NO_STATIC_ARGUMENT)
     begins, ends, strides = [_numbers_of(tensor, view) for tensor in limits]
-    number_of_items = shape[0]
     items = []
     for place in range(number_of_items):
         items.append(_Item(
@@ -178,8 +174,6 @@ def strided_slice(op: tf.Operation, states: _States, view: View) -> Results:
         return not_known
     if states[0].kind is Kind.INDICES:
         return _column_of_indices(op, states[0], view)
-    if states[0].is_position:
-        return unknown(op, COMPUTES_WITH_POSITIONS)
     return _slice_of_batch(op, states, view)
 
 
@@ -202,14 +196,10 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
       limits: the arguments begin, end and strides.
       view: `View`.
     """
-    items_in_brackets = required(_items(op, limits, view), op, NO_STATIC_ARGUMENT)
-    items = _for_each_dimension(items_in_brackets, rank)
+    items = _for_each_dimension(_items(op, limits, view), rank)
     place = _place_of_dimension(items, state.axis)
-    item_of_examples = items[place]
-    if not item_of_examples.is_from_first_to_last:
+    if items[place] != _WHOLE:
         return unknown(op, _TAKES_SOME)
-    if item_of_examples.stride != 1:
-        return unknown(op, 'takes some of the examples, or changes their order')
     return state._replace(axis=_dimensions_of_result(items[:place]))
 
 
@@ -289,7 +279,7 @@ def _column_of_indices(op: tf.Operation, indices: State, view: View) -> State:
     For each row, `indices[:, 0]` is the position of the row's example, and `indices[:, 1]` is any
     other number of this example.
     """
-    items = required(_items(op, list(op.inputs)[1:], view), op, COMPUTES_WITH_POSITIONS)
+    items = _items(op, list(op.inputs)[1:], view)
     if len(items) != 2:  # not `[:, column]`
         return unknown(op, COMPUTES_WITH_POSITIONS)
     rows, column = items
@@ -358,8 +348,6 @@ def _gradient_of_examples(op: tf.Operation, gradient: State, shape: Sizes, axis:
     result = gradient._replace(axis=axis, is_constant=False)
     limits = list(op.inputs)[1:4]
     sliced_again = _sliced(op, result, len(shape), limits, view)
-    if sliced_again.kind is Kind.UNKNOWN:  # a slice of some of the examples
-        return sliced_again
-    if sliced_again.axis != gradient.axis:
+    if sliced_again.layout != gradient.layout:  # UNKNOWN, for a slice of some of the examples
         return unknown(op, _TAKES_SOME)
     return result
