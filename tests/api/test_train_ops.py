@@ -168,6 +168,39 @@ def test_updates_ride_on_the_train_ops_that_compute_their_layer():
             str(built.plan).split())
 
 
+def pulled(join):
+    """Two losses, each with centers that its update pulls, and a sum to which both add."""
+    def model_fn(x):
+        side = tf.cast(x[:, 0] > 0, tf.int32)
+        pulled_by, added, losses = [], [], {}
+        for name in ('one', 'two'):
+            with tf.variable_scope('', reuse=tf.AUTO_REUSE):
+                centers = tf.get_variable('centers_' + name, [2, 2], tf.float64,
+                                          tf.constant_initializer(.3), trainable=False)
+                total = tf.get_variable('total', [], tf.float64, tf.zeros_initializer(),
+                                        trainable=False)
+            difference = tf.gather(centers, side) - tf.matmul(x, variable(name, [3, 2], .4))
+            losses[name] = tf.reduce_mean(tf.square(difference))
+            with tf.control_dependencies([difference]):
+                pulled_by.append(tf.scatter_sub(centers, side, .1 * difference))
+                added.append(tf.assign_add(total, tf.reduce_sum(difference)))
+        for update in join(pulled_by, added):
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+        return {'loss': losses}
+    return model_fn
+
+
+@pytest.mark.parametrize('join', [
+    lambda pulled_by, added: [tf.group(*pulled_by)],
+    lambda pulled_by, added: [tf.group(pulled_by[0], added[0])],
+    lambda pulled_by, added: pulled_by + added])
+def test_what_other_towers_run_for_an_update_rides_where_the_update_does(join):
+    turns = ['one', 'two', 'all', 'two']
+    one, two = [by_towers(pulled(join), {}, turns, devices, names=('one', 'two'))
+                for devices in (1, 2)]
+    assert_same(one, two)
+
+
 @pytest.mark.slow
 def test_what_knows_of_losses_knows_them_by_name(tmp_path):
     with tf.Graph().as_default():

@@ -239,16 +239,25 @@ def writes_in_a_function(x, count):
     return tf.reduce_mean(counted(x))
 
 
-@pytest.mark.parametrize('value, text', [
-    (uses_what_a_branch_wrote, r'variable count \(operation cond/AssignAdd\w*\) within a branch or '
-     'a loop, and uses what it has written there, where it cannot be left'),
-    pytest.param(writes_in_a_function, 'within a function',
+def reads_after_a_branch(x, count):
+    written = tf.cond(tf.placeholder_with_default(True, []),
+                      lambda: tf.group(tf.assign_add(count, 1.)), lambda: tf.no_op())
+    with tf.control_dependencies([written]):
+        return tf.reduce_mean(x) * count.read_value()
+
+
+@pytest.mark.parametrize('value, v2, text', [
+    (uses_what_a_branch_wrote, False, r'variable count \(operation cond/AssignAdd\w*\) within a '
+     'branch or a loop, and uses what it has written there, where it cannot be left'),
+    (reads_after_a_branch, False, 'within a branch or a loop, and uses what it has written there'),
+    (reads_after_a_branch, True, 'within a branch or a loop of control flow v2, where it cannot'),
+    pytest.param(writes_in_a_function, False, 'within a function',
                  marks=pytest.mark.skipif(tf.version.VERSION < '2', reason='tf.function'))])
-def test_a_write_that_cannot_be_left_to_one_tower_is_refused(value, text):
+def test_a_write_that_cannot_be_left_to_one_tower_is_refused(value, v2, text):
     def model_fn(x):
         count = tf.get_variable('count', [], initializer=tf.zeros_initializer(), trainable=False)
         return value(x, count) * tf.get_variable('w', [], initializer=ONES)
-    with switched('control_flow_v2', False), switched('resource_variables', True):
+    with switched('control_flow_v2', v2), switched('resource_variables', True):
         with pytest.raises(towers.SharedVariableError, match=text):
             build(model_fn)
 

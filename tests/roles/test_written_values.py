@@ -46,15 +46,17 @@ def counts(centers, rows, features, difference):
                     tf.assign_add(seen, tf.shape(rows, out_type=tf.int64)[0]))
 
 
-def assert_one_device(model_fn, rows, num_towers, **options):
+def assert_one_device(model_fn, rows, num_towers, is_resource=False, **options):
     with tf.Graph().as_default(), tf.variable_scope('', use_resource=True), tf.Session() as session:
         _, theirs = values_after(session, *plain_step(model_fn, (X, rows), momentum), steps=2)
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), tf.variable_scope('', use_resource=is_resource):
         batch = [tf.placeholder_with_default(each, [None] + list(each.shape[1:]))
                  for each in (X, rows)]
         built = towers.build_towers(model_fn, tuple(batch), momentum(), num_towers, 'mean',
                                     remainder='weight', **options)
-        with tf.Session(config=towers.session_config(built.devices)) as session:
+        config = towers.session_config(built.devices)
+        config.inter_op_parallelism_threads = 8  # for what sleeps, see `later`
+        with tf.Session(config=config) as session:
             _, ours = values_after(session, built.loss, built.train_op, steps=2)
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, 1e-12, err_msg=name)
@@ -227,6 +229,69 @@ def halves_other(*unused):
 
 def test_a_write_of_tower_0_waits_for_reads_of_updates_that_come_before_it():
     assert_one_device(model(in_order(pulls_late_by_other, halves_other)), LABELS, 3)
+
+
+LATE_ROWS = np.array([0, 1, 2, 3, 1, 0, 2, 0, 3, 0, 1, 2])  # tower 0 alone begins with row 0
+
+
+def later(rows):
+    """An operation that takes a while, in every tower but the first, so that a race is lost."""
+    return tf.py_func(lambda first: time.sleep(.1 * (first > 0)), [rows[0]], [])
+
+
+def steps_read():
+    with tf.variable_scope('', reuse=True):
+        return tf.get_variable('steps', [], tf.float64).read_value()
+
+
+def pulls_late_by_steps(centers, rows, unused_features, difference):
+    with tf.control_dependencies([later(rows)]):
+        steps = steps_read()
+    return tf.scatter_sub(centers, rows, .1 * difference * (1. + steps))
+
+
+def doubles_steps(*unused):
+    with tf.variable_scope('', reuse=True):
+        steps = tf.get_variable('steps', [], tf.float64)
+    return tf.assign(steps, 2. * steps.read_value())
+
+
+def counts_calls(*unused):
+    """State of each tower, written alike by all."""
+    with tf.control_dependencies([later(unused[1])]):
+        calls = tf.get_local_variable('calls', [], tf.float64, tf.zeros_initializer())
+        return tf.assign_add(calls, 1.)
+
+
+def pulls_by_calls(centers, rows, unused_features, difference):
+    with tf.variable_scope('', reuse=True):
+        calls = tf.get_local_variable('calls', [], tf.float64)
+    return tf.scatter_sub(centers, rows, .1 * difference * calls.read_value())
+
+
+def pulls_by_steps_and_calls(*given):
+    with tf.control_dependencies([steps_read()]):
+        return pulls_by_calls(*given)
+
+
+@pytest.mark.parametrize('updates, is_inline', first_fast(1, [
+    ((counts_steps, pulls_late_by_steps, doubles_steps), True),
+    ((counts_steps, pulls_late_by_steps, doubles_steps, pulls_late_by_steps, doubles_steps), False),
+    ((counts_calls, counts_steps, pulls_by_calls), False),
+    ((counts_calls, counts_steps, pulls_by_calls), True),
+    ((counts_calls, counts_steps, pulls_by_steps_and_calls), False),
+    ((counts_calls, counts_steps, pulls_by_steps_and_calls), True)]))
+@pytest.mark.parametrize('is_resource', [True, False])
+def test_writes_of_tower_0_between_updates_of_every_tower_come_between_all_of_them(
+        updates, is_inline, is_resource):
+    """Reads of every tower come after the same writes; no update is lost with such a write."""
+    assert_one_device(model(in_order(*updates), is_inline), LATE_ROWS, 3, is_resource)
+
+
+def test_an_update_may_read_what_it_has_written_and_use_it_for_no_write():
+    def shown(*given):
+        return tf.identity(pulls(*given))
+    assert_one_device(model(shown), LABELS, 3)
 
 
 def test_a_sum_that_waits_for_a_write_is_refused_where_each_tower_calls_the_model():

@@ -311,7 +311,8 @@ def _batch_norm(tower_set: TowerSet, num_updates_before: int) -> str:
     if update_ops == 'first':
         # Every tower counts its own examples, so every tower runs the updates that count metrics.
         other_towers = tower_set.towers[1:]
-        num_counting = len(updates_that_write(other_towers, metric_variables()))
+        num_counting = sum(len(updates_that_write(tower, metric_variables()))
+                           for tower in other_towers)
         if num_counting:
             text += ', %d of the other towers that count metrics' % num_counting
     return text

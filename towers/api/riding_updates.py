@@ -1,6 +1,9 @@
 """Update ops, such as batch norm's: which of them run with a step, and on which train op they ride.
 
 Its test is tests/api/test_train_ops.py.
+
+Words of other modules used here: a `StepUpdate` is an update of tower 0, with what the other towers
+run for it (`roles/write_order`).
 """
 
 import collections
@@ -11,10 +14,11 @@ import tensorflow.compat.v1 as tf
 from towers.copies.tower_set import TowerSet
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
-from towers.roles.write_order import updates_of_other_towers
+from towers.roles import write_order
+from towers.roles.write_order import StepUpdate, all_of_step
 
 
-def updates_of_step(tower_set: TowerSet, updates_before: list) -> list:
+def updates_of_step(tower_set: TowerSet, updates_before: list) -> typing.List[StepUpdate]:
     """The updates that run with a step: of the towers, and the `UPDATE_OPS` from before the build.
 
     It is for `update_ops` of `'first'` and `'all'`; with `'none'` no update runs.
@@ -24,18 +28,17 @@ def updates_of_step(tower_set: TowerSet, updates_before: list) -> list:
       updates_before: the `UPDATE_OPS` from before the build.
     """
     towers = tower_set.towers
+    without_others = list(updates_before)
+    updates: typing.List[StepUpdate] = []
     if tower_set.request.training.update_ops == 'all':
-        updates: list = []
-        for tower in towers:
-            updates += tower.updates
-        return updates + list(updates_before)
-    # With 'first', a step runs all updates of tower 0, and from the other towers only the updates
-    # of variables that every tower writes.
-    of_other_towers = updates_of_other_towers(towers, tower_set.roles)
-    return list(towers[0].updates) + list(updates_before) + of_other_towers
+        for tower in reversed(towers):
+            without_others = tower.updates + without_others
+    else:
+        updates = write_order.updates_of_step(towers, tower_set.roles)
+    return updates + [StepUpdate(update, of_others=[]) for update in without_others]
 
 
-def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],
+def riding_updates(updates: typing.Iterable[StepUpdate], losses: typing.Dict[str, tf.Tensor],
                    towers: typing.Sequence[Tower]) -> typing.Dict[str, list]:
     """{name of a loss: the updates that ride on its train op}.
 
@@ -45,10 +48,11 @@ def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],
     An update *needs* the operations of towers that it is computed from, and that some loss is also
     computed from. The update rides on each loss whose computation has all the operations that it
     needs; where no loss has all of them, on each loss whose computation has some. An update that
-    needs no operation, such as a counter's, rides on every loss.
+    needs no operation, such as a counter's, rides on every loss. What the other towers run for an
+    update rides where the update rides: also where it is a group, of which they run single writes.
 
     Args:
-      updates: the update ops of a step.
+      updates: the updates of a step.
       losses: {name: loss over the batch}.
       towers: the towers.
     """
@@ -58,14 +62,14 @@ def riding_updates(updates: list, losses: typing.Dict[str, tf.Tensor],
         computed_for[name] = _operations_of_towers(loss, towers)
         riding[name] = []
     computed_for_any = set().union(*computed_for.values())
-    for update in updates:
+    for each in updates:
         # An operation that no loss is computed from, such as the update's own assignment, does not
         # tell with which loss the update belongs.
-        needed = graph_walk.names_of(graph_walk.step_operations([update])) & computed_for_any
+        needed = graph_walk.names_of(graph_walk.step_operations([each.update])) & computed_for_any
         with_all = [name for name in losses if needed <= computed_for[name]]
         with_some = [name for name in losses if needed & computed_for[name]]
         for name in with_all or with_some:
-            riding[name].append(update)
+            riding[name] += all_of_step([each])
     return riding
 
 

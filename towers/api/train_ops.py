@@ -39,6 +39,7 @@ from towers.reduce.update import (
     safe_to_fetch,
 )
 from towers.roles.update_order import HeldBack, hold_back, hold_update
+from towers.roles.write_order import StepUpdate, all_of_step
 
 
 class Update(typing.NamedTuple):
@@ -164,15 +165,16 @@ def update_variables(tower_set: TowerSet, outputs: ModelOutput, combined: typing
     steps = _Steps(tower_set, outputs, combined, exchange)
     losses, updates_of_optimizers = _optimizers_gradients(
         tower_set, outputs, combined, collections_before, steps.closures)
-    updates = []
+    updates: typing.List[StepUpdate] = []
     if request.training.update_ops != 'none':
-        updates = updates_of_step(tower_set, collections_before.updates) + updates_of_optimizers
+        updates_of_program = collections_before.updates + updates_of_optimizers
+        updates = updates_of_step(tower_set, updates_of_program)
 
     updates_by_loss: typing.Dict[str, list] = {}  # empty with one loss, which has no name
     if objectives.names is not None:
         updates_by_loss = riding_updates(updates, outputs.loss, tower_set.towers)
     steps_by_loss = steps.by_loss(losses, updates_by_loss)
-    joint_step = steps.step(losses, updates)
+    joint_step = steps.step(losses, all_of_step(updates))
     all_steps = list(steps_by_loss.values()) + [joint_step]
 
     train_op = joint_step.last_update.train_op

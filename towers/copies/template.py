@@ -27,14 +27,16 @@ from towers.graph.graph_walk import (
     by_name,
     fetches_in,
     leaves_of,
+    names_of,
     operation_of,
     operations_named,
     reachable_from,
+    with_names,
 )
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS, keeps_state
 from towers.graph.order import awaited_instead
 from towers.model.objectives import flat
-from towers.roles.inline_updates import InlineUpdates
+from towers.roles.inline_updates import InlineUpdates, after_kept_writes
 from towers.whole_batch.batch_values import is_batch_value
 
 _BY_NAME = ('Collective', 'Nccl', 'Horovod')
@@ -106,7 +108,15 @@ class _Selection:
         # Three sets of names of operations of tower 0.
         self._from_shard = reachable_from(shards, first.operations)  # computed from the shard
         self._left_out = updates.left_out
+        self._shared_writes = updates.shared
         self._shared = set(updates.shared)  # `nodes_for` adds tables, placeholders and the like
+        # Operations that wait for writes which are not left out; and for writes that are copied.
+        self._after_kept: typing.Set[str] = set()
+        self._after_copied: typing.Set[str] = set()
+        self._not_copied = set(self._left_out) | set(self._shared_writes)
+        if self._not_copied:
+            self._after_kept = after_kept_writes(first.operations, self._left_out)
+            self._after_copied = after_kept_writes(first.operations, self._not_copied)
 
     def nodes_for(self, results: typing.Iterable) -> Nodes:
         """The nodes of the operations to copy: all that results of tower 0 need, without shared
@@ -131,7 +141,7 @@ class _Selection:
                 self._shared.update([name], colocation_group_of_node(node))
                 continue
             needed[name] = node
-            self._pass_over_left_out(node)
+            self._pass_over_not_copied(node)
             to_visit.extend(colocation_group_of_node(node))
             # Inputs are last in the list, and so are visited first. An `IteratorGetNext` takes an
             # iterator, and both are colocated with the data set: the iterator is found to be
@@ -141,17 +151,29 @@ class _Selection:
         in_order = [name for name in self._made if name in needed]
         return collections.OrderedDict((name, needed[name]) for name in in_order)
 
-    def _pass_over_left_out(self, node: tf.NodeDef) -> None:
-        """Removes waits for writes that copies leave out. In their place, the node waits for what
-        these writes wait for."""
+    def _pass_over_not_copied(self, node: tf.NodeDef) -> None:
+        """Makes a node wait for what writes that copies do not have wait for.
+
+        Waits for writes that copies leave out are removed. In their place, the node waits for what
+        these writes wait for. A wait for a write of tower 0 that all towers share stays; but that
+        write comes after other writes of tower 0 alone, so that the node also has to come after the
+        copies of these.
+        """
         awaited_names = [producer_name(text) for text in node.input if _is_control(text)]
-        if self._left_out.isdisjoint(awaited_names):
+        input_names = set(map(producer_name, node.input))
+        if self._left_out.isdisjoint(awaited_names) and input_names.isdisjoint(self._shared_writes):
             return
-        awaited = operations_named(tf.get_default_graph(), awaited_names)
+        graph = tf.get_default_graph()
+        awaited = awaited_instead(
+            operations_named(graph, awaited_names), self._left_out, self._after_kept)
+        before_shared = awaited_instead(
+            operations_named(graph, sorted(input_names & set(self._shared_writes))),
+            self._not_copied, self._after_copied)
+        awaited += with_names(before_shared, self._after_copied)
         inputs = _data_inputs(node)
         del node.input[:]
         node.input.extend(inputs)
-        node.input.extend('^' + op.name for op in awaited_instead(awaited, self._left_out))
+        node.input.extend('^' + name for name in sorted(names_of(awaited)))
 
     def _is_shared(self, op: tf.Operation) -> bool:
         """Whether all towers use tower 0's operation, and not a copy: it keeps state (a table, a

@@ -172,11 +172,16 @@ def _has_value_if_not_taken(branch: compat.BranchAround) -> tf.Tensor:
 
 
 def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
-                   left_out: typing.Container[str]) -> typing.List[tf.Operation]:
+                   left_out: typing.Container[str],
+                   after_kept: typing.Container[str] = ()) -> typing.List[tf.Operation]:
     """Finds what an operation is to wait for, if some of the operations that it waits for are left
     out of a copy of the graph: in their place, what they wait for themselves.
 
     Say that b waits for a write, and the write for a. Without the write, b has to wait for a.
+
+    Say that `tf.control_dependencies([a])` is around `write = tf.assign_add(v, 1.)`. Then
+    TensorFlow makes the constant wait for a, and not the write, which takes the constant. If a
+    writes another variable, and is kept, b has to wait for the constant.
 
     Say that b and the write are in a branch (v1), and that nothing but the wait for the write tells
     TensorFlow that b is in the branch. Then b also has to wait for the values that the write takes,
@@ -185,6 +190,7 @@ def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
     Args:
       control_inputs: what an operation waits for now.
       left_out: names of the operations that are left out.
+      after_kept: names of the writes of variables that are kept, and of all that waits for these.
 
     Returns:
       List of operations, none of them left out.
@@ -201,11 +207,10 @@ def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
             found.append(op)
             continue
         candidates += op.control_inputs
-        if not compat.in_control_flow(op):
-            continue
+        may_not_run = compat.in_control_flow(op)
         for tensor in op.inputs:
             is_handle = tensor.dtype == tf.resource  # it is there whichever branch is taken
-            if not is_handle:
+            if not is_handle and (may_not_run or tensor.op.name in after_kept):
                 candidates.append(tensor.op)
     return found
 

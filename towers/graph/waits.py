@@ -195,10 +195,14 @@ class Precedence:
     Each tracked operation is a bit, so that a set of them is one number. If a (0b01) and b (0b10)
     are tracked, an operation that waits for both has the number 0b11. A tracked operation counts as
     waiting for itself.
+
+    Attributes:
+      tracked: the tracked operations.
     """
 
     def __init__(self, tracked: typing.Sequence[tf.Operation]):
         """Looks at all that waits for any of the operations in `tracked`."""
+        self.tracked = tracked
         self._bit = {op.name: 1 << index for index, op in enumerate(tracked)}
         # {name of an operation: bits of the tracked operations that it waits for}, without
         # operations that wait for no tracked operation

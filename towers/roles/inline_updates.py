@@ -40,6 +40,7 @@ from towers.graph.graph_walk import (
     operation_names,
     operation_of,
     producers_of,
+    reachable_from,
     without_names,
 )
 from towers.graph.op_types import CONTROL_FLOW_V2
@@ -147,18 +148,18 @@ def inline_updates(writes: SharedWrites, operations: typing.Sequence[tf.Operatio
         return InlineUpdates()
     update_ops = request.training.update_ops
     if update_ops == 'none':
-        used = _used_writes(all_writes, fetches)
+        used = _used_writes(all_writes, fetches, operations)
         _check_replicated(writes_by(all_writes, used), replicated)  # nothing runs the other writes
         return _written_by_none(all_writes, used, operations)
     _check_replicated(writes.forward, replicated)
     if update_ops == 'all':
         return InlineUpdates()  # every tower has its writes: there is nothing to leave out
-    used = _used_writes(all_writes, fetches)
+    used = _used_writes(all_writes, fetches, operations)
     # The replicas follow what an update writes, but only when the step is done.
     _check_replicated(writes_by(writes.updates, used), replicated)
     if _do_workers_share_variables(request):
         return _written_by_chief(writes, used, operations, fetches, request)
-    return _written_by_first(writes, used, operations, request)
+    return _written_by_first(writes, used, operations, fetches, request)
 
 
 def _do_workers_share_variables(request: Request) -> bool:
@@ -186,7 +187,7 @@ def _written_by_none(writes: typing.Sequence[Write], used: typing.Set[str],
 
 
 def _written_by_first(writes: SharedWrites, used: typing.Set[str],
-                      operations: typing.Sequence[tf.Operation],
+                      operations: typing.Sequence[tf.Operation], fetches: list,
                       request: Request) -> InlineUpdates:
     """The `InlineUpdates` of `update_ops='first'`, where the variables are not on parameter servers
     that several workers share.
@@ -195,11 +196,15 @@ def _written_by_first(writes: SharedWrites, used: typing.Set[str],
       writes: the writes that the first tower is to make.
       used: names of the writes whose new value is used.
       operations: all operations of the call of the model function.
+      fetches: what a step runs in every tower.
       request: `Request` of the build.
     """
     finder = Writes(tf.get_default_graph())
-    # The copies call the functions without these writes; tower 0 calls them as they are.
-    in_functions = _removable_in_functions(writes.forward + writes.updates, finder)
+    all_writes = writes.forward + writes.updates
+    # The copies call the functions without these writes; tower 0 calls them as they are. What reads
+    # the variable after its own tower's call does not wait for that of tower 0.
+    read_later = _used_writes(all_writes, fetches, operations, counts_results=False)
+    in_functions = _removable_in_functions(writes_not_by(all_writes, read_later), finder)
     in_forward = writes_not_by(writes.forward, in_functions)
     in_updates = writes_not_by(writes.updates, in_functions)
     _check_can_be_left(in_forward + in_updates, used, finder)
@@ -410,15 +415,45 @@ def _check_served(writes: typing.Iterable[Write], fetches: list) -> None:
 
 # ---- written values that are used ----------------------------------------------------------------
 
-def _used_writes(writes: typing.Sequence[Write], fetches: list) -> typing.Set[str]:
+def _used_writes(writes: typing.Sequence[Write], fetches: list,
+                 operations: typing.Sequence[tf.Operation],
+                 counts_results: bool = True) -> typing.Set[str]:
     """Set of the names of the writes whose new value the fetches are computed from.
 
     A control edge from a write does not use its value; a read of the variable that waits for the
     write does.
+
+    Args:
+      writes: the writes.
+      fetches: what a step runs in every tower.
+      operations: all operations of the call of the model function.
+      counts_results: whether the result of a write also counts as its new value; else only reads of
+        the variable after the write do.
     """
-    values = _WrittenValues(writes)
+    values = _WrittenValues(writes, counts_results)
+    used: typing.Set[str] = set()
+    while True:
+        # A used write is kept, so that more operations wait for kept writes, and a further write
+        # may be found to be used.
+        after_kept = after_kept_writes(operations, left_out=values.write_ops.keys() - used)
+        found = _found_used(values, fetches, used, after_kept)
+        if found == used:
+            return used
+        used = found
+
+
+def _found_used(values: '_WrittenValues', fetches: list, known: typing.Set[str],
+                after_kept: typing.Container[str]) -> typing.Set[str]:
+    """The names of used writes that a walk from the fetches finds, and the known ones.
+
+    Args:
+      values: tells which writes an operation takes the new value of.
+      fetches: what a step runs in every tower.
+      known: names of writes that are known to be used.
+      after_kept: names of the operations that wait for a write which is not left out.
+    """
     to_visit = list(map(operation_of, fetches))
-    used = names_of(to_visit) & values.write_ops.keys()  # a fetch may be the result of a write
+    used = known | values.results_among(to_visit)
     seen = set()
     while to_visit:
         op = to_visit.pop()
@@ -431,7 +466,7 @@ def _used_writes(writes: typing.Sequence[Write], fetches: list) -> typing.Set[st
         # A write that is only waited for will be left out, and what waits for it will wait for what
         # the write waits for. So the walk goes on at what the write waits for, not at the write.
         unused = values.write_ops.keys() - used
-        awaited_without_unused = awaited_instead(op.control_inputs, unused)
+        awaited_without_unused = awaited_instead(op.control_inputs, unused, after_kept)
         to_visit += producers_of(op) + used_writes + awaited_without_unused
     return used
 
@@ -443,16 +478,27 @@ class _WrittenValues:
       write_ops: {name of an operation that writes: the operation}.
     """
 
-    def __init__(self, writes: typing.Sequence[Write]):
-        """`writes` are all writes of the forward pass."""
+    def __init__(self, writes: typing.Sequence[Write], counts_results: bool = True):
+        """
+        Args:
+          writes: all writes.
+          counts_results: whether the result of a write counts as its new value.
+        """
+        self._counts_results = counts_results
         self.write_ops: typing.Dict[str, tf.Operation] = by_name(write.op for write in writes)
         self._writes_by_reader = _writes_by_reader(writes)
         self._order = Precedence(list(self.write_ops.values()))
 
+    def results_among(self, operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
+        """Set of the names of the writes among operations whose results are taken."""
+        if not self._counts_results:
+            return set()
+        return names_of(operations) & self.write_ops.keys()
+
     def used_by(self, op: tf.Operation) -> typing.Set[str]:
         """Set of the names of the writes whose new value an operation takes: as the result of the
         write, or by reading the variable after the write."""
-        used = names_of(producers_of(op)) & self.write_ops.keys()
+        used = self.results_among(producers_of(op))
         for name in self._writes_by_reader.get(op.name, ()):
             is_itself = name == op.name  # a write itself takes its variable
             if not is_itself and self._order.waits_for(op, self.write_ops[name]):
@@ -479,11 +525,22 @@ def _writes_by_reader(
     return found
 
 
-def _unhook(operations: typing.Iterable[tf.Operation],
+def _unhook(operations: typing.Sequence[tf.Operation],
             writes: typing.Iterable[tf.Operation]) -> None:
     """Removes all waits of the operations for the writes, so that nothing runs the writes. What
     waited for a write then waits for what the write waits for."""
     names = names_of(writes)
+    after_kept = after_kept_writes(operations, left_out=names)
     for op in operations:
         if not names.isdisjoint(names_of(op.control_inputs)):
-            compat.set_control_inputs(op, awaited_instead(op.control_inputs, names))
+            compat.set_control_inputs(op, awaited_instead(op.control_inputs, names, after_kept))
+
+
+def after_kept_writes(operations: typing.Sequence[tf.Operation],
+                      left_out: typing.Container[str]) -> typing.Set[str]:
+    """Set of the names of the operations that wait for a write, or are one, without the writes that
+    have a name in `left_out`."""
+    kept = [write.op for write in writes_not_by(writes_among(operations), left_out)]
+    if not kept:
+        return set()
+    return reachable_from(kept, operations, control=True)

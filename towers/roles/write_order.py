@@ -7,32 +7,37 @@ role of the variable:
     FIRST    only tower 0 writes, when all towers have read. Tower 0 keeps the model's control
              dependencies; where there is none, the reads that the loss or a gradient needs come
              first
-    EVERY    each tower writes when all towers have read, and after the tower before
+    EVERY    each tower writes when all towers have read, and after the tower before; see
+             `_write_in_order`
     METRIC   see `metric_counters`
 
 With `update_ops='all'` towers write one after the other: see `write_in_turn`.
 """
 
+import collections
 import itertools
 import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.errors import SharedVariableError
 from towers.gradients.gradient_pairs import gradients_of
 from towers.gradients.tower import Tower
 from towers.graph.graph_walk import (
+    ancestors,
     by_name,
     fetches_in,
     in_order_of_names,
     names_of,
+    operation_of,
     step_operations,
     with_names,
 )
 from towers.graph.op_types import VARIABLE_OPS
-from towers.graph.order import Frames, fetches_for
+from towers.graph.order import Frames, fetches_for, topological_order
 from towers.graph.variable_access import Writes, metric_variables
-from towers.graph.waits import Wait, Waits, operations_to_hold
+from towers.graph.waits import Precedence, Wait, Waits, operations_to_hold
 from towers.placement.tower_device import stages_of
 from towers.roles.inline_updates import writes_among, writes_to
 from towers.roles.ownership import EVERY, METRIC, Roles
@@ -93,27 +98,15 @@ def write_after_reads(towers: typing.Sequence[Tower], roles: Roles) -> typing.Li
     does_every_tower_write = bool(roles.names(EVERY))
     writing_towers = towers if does_every_tower_write else towers[:1]
     # Each tower may also write state of its own, by values that it reads from shared variables.
-    updates = list(towers[0].updates) + updates_of_other_towers(towers, roles)
-    reads_of_updates = by_name(step_operations(updates))
+    updates = all_of_step(updates_of_step(towers, roles))
+    operations_of_updates = by_name(step_operations(updates))
     step = _operations_of_step(writing_towers, updates, reads)
     writes = _find_writes(towers, takers, roles, step, finder)
     frames = Frames(list(step.values()))
-    holds = find_holds(towers, reads, writes, takers, frames, reads_of_updates)
-    return _make_wait(holds, [write for write in writes if write.has_role_every], finder)
-
-
-def _make_wait(holds: typing.List[Hold], writes_of_every_tower: typing.List[TowerWrite],
-               finder: Writes) -> typing.List[Wait]:
-    """Makes writes wait for the reads that they are held for, and each tower's writes wait for the
-    writes of the tower before; returns what waits for what.
-
-    Args:
-      holds: the writes, and the reads that they have to come after.
-      writes_of_every_tower: the writes of the variables that every tower writes.
-      finder: finds the writes of the graph.
-    """
+    holds = find_holds(towers, reads, writes, takers, frames, operations_of_updates)
+    writes_of_every_tower = [write for write in writes if write.has_role_every]
     waits = Waits(held_by(holds) + [write.op for write in writes_of_every_tower])
-    _write_in_order_of_towers(writes_of_every_tower, waits)
+    _write_in_order(writes_of_every_tower, towers, reads, waits)
     add_waits(holds, waits)
     return waits.put_into_graph(finder)
 
@@ -223,20 +216,99 @@ def _find_writes(towers: typing.Sequence[Tower], takers: Takers, roles: Roles, s
     return writes
 
 
-def _write_in_order_of_towers(writes: typing.List[TowerWrite], waits: Waits) -> None:
-    """Makes each tower's writes of a variable come after the writes of the tower before; adds this
-    to the waits."""
-    for former, later in itertools.permutations(writes, 2):  # all pairs, in both orders
-        are_of_same_variable = former.variable == later.variable
-        are_of_neighbours = former.tower + 1 == later.tower
-        if not are_of_same_variable or not are_of_neighbours:
-            continue
-        reason = 'tower %d writes variable %s before it' % (former.tower, former.variable)
-        if not waits.add(later.op, former.op, reason):
-            raise SharedVariableError(
-                'every tower writes variable %s in its turn, and tower %d does so before tower %d '
-                '(operations %s, %s): let no tower wait for another one.' % (
-                    later.variable, later.tower, former.tower, later.op.name, former.op.name))
+def _write_in_order(writes: typing.List[TowerWrite], towers: typing.Sequence[Tower],
+                    reads: Operations, waits: Waits) -> None:
+    """Makes the writes of a variable by every tower come one after the other; adds this to the
+    waits.
+
+    All towers make the program's first write of the variable, then all of them the second one: what
+    is between the two in the program, as a counter of tower 0, then comes between them everywhere.
+
+    Args:
+      writes: the writes.
+      towers: all towers.
+      reads: the operations of the forward and backward passes.
+      waits: the waits.
+    """
+    by_variable: typing.Dict[str, typing.List[TowerWrite]] = collections.OrderedDict()
+    for write in writes:
+        by_variable.setdefault(write.variable, []).append(write)
+    for writes_of_variable in by_variable.values():
+        turns = _TurnsToWrite(writes_of_variable, towers, reads)
+        for former, later in turns.neighbours():
+            reason = 'tower %d writes variable %s before it' % (former.tower, former.variable)
+            if not waits.add(later.op, former.op, reason):
+                raise SharedVariableError(
+                    'every tower writes variable %s in its turn, and tower %d does so before tower '
+                    '%d (operations %s, %s): let no tower wait for another one.' % (
+                        later.variable, later.tower, former.tower, later.op.name, former.op.name))
+
+
+class _TurnsToWrite:
+    """The order in which all towers write one variable."""
+
+    def __init__(self, writes: typing.List[TowerWrite], towers: typing.Sequence[Tower],
+                 reads: Operations):
+        """
+        Args:
+          writes: the writes of the variable by all towers.
+          towers: all towers.
+          reads: the operations of the forward and backward passes.
+        """
+        self._towers = towers
+        self._reads = reads
+        self._has_micro_batches = any(tower.micro_batch for tower in towers)
+        self._steps_of_losses = _steps_of_losses(towers[0])
+        of_tower_0 = by_name(write.op for write in writes if write.tower == 0)
+        self._in_program = Precedence(in_order_of_names(of_tower_0))
+        # {name of a write in a copy, without its scope: the write of tower 0}
+        self._original: typing.Dict[str, tf.Operation] = {}
+        # {name of a write of tower 0: its number among these, in the order of the program}
+        self._number: typing.Dict[str, int] = {}
+        in_order = topological_order(in_order_of_names(of_tower_0), self._writes_before)
+        for number, op in enumerate(in_order):
+            self._number[op.name] = number
+            scope = towers[0].name_scope
+            name_in_copy = 'outside/' + op.name  # of an operation that has left the scope
+            if op.name.startswith(scope):
+                name_in_copy = op.name[len(scope):]
+            self._original[name_in_copy] = op
+        self._writes = sorted(writes, key=self._turn)
+
+    def neighbours(self) -> typing.List[typing.Tuple[TowerWrite, TowerWrite]]:
+        """List of `(a write, the write that comes next)`."""
+        pairs = list(zip(self._writes, self._writes[1:]))
+        if not self._steps_of_losses:
+            return pairs
+        # With several losses, each loss has a step of its own, and a step must not run a write of
+        # another loss's update. So different writes of the program are ordered where it orders
+        # them: then both are in one step.
+        ordered = [pair for pair in pairs if self._of_tower_0(pair[0]) is self._of_tower_0(pair[1])]
+        for former, later in itertools.permutations(self._writes, 2):
+            op, earlier = self._of_tower_0(later), self._of_tower_0(former)
+            if op is not earlier and self._in_program.waits_for(op, earlier):
+                ordered.append((former, later))
+        return ordered
+
+    def _of_tower_0(self, write: TowerWrite) -> tf.Operation:
+        """The write of tower 0 that a write is a copy of; of a write of tower 0, itself."""
+        if write.tower == 0:
+            return write.op
+        return self._original[write.op.name[len(self._towers[write.tower].name_scope):]]
+
+    def _writes_before(self, op: tf.Operation) -> typing.Set[str]:
+        """Set of the names of tower 0's other writes that a write of tower 0 waits for."""
+        return {other.name for other in self._in_program.tracked
+                if other is not op and self._in_program.waits_for(op, other)}
+
+    def _turn(self, write: TowerWrite) -> tuple:
+        """The key by which the writes are sorted: those of forward passes come before updates."""
+        number = self._number[self._of_tower_0(write).name]
+        is_in_forward_pass = write.op.name in self._reads
+        if is_in_forward_pass and self._has_micro_batches:
+            # The forward pass of a micro-batch begins when that of the one before has ended.
+            return (0, write.tower, number)
+        return (0 if is_in_forward_pass else 1, number, write.tower)
 
 
 def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
@@ -245,8 +317,12 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
     A hold whose read waits for the write already adds none: the model wants to read the new value.
 
     Raises:
-      SharedVariableError: a read that waits for a write which every tower does.
+      SharedVariableError: a read that waits for a write which every tower does; or a read that can
+        not come before the write, though the program does not say that it comes after.
     """
+    # Before a wait is added: which reads want the new value, as the program says.
+    in_program = Precedence([hold.held for hold in holds])
+
     def comes_after_a_write(hold: Hold) -> bool:
         """Whether the read of a hold waits for some write already."""
         return all(map(waits.follows_any, hold.ends))
@@ -256,9 +332,16 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
     # of v. So the holds of such reads come last (False is before True): if they were added first,
     # the waits of other holds would close a circle, and would be left out.
     for hold in sorted(holds, key=comes_after_a_write):
-        is_added = _add_wait(hold, waits)
-        is_read_of_new_value = hold.certainly_reads and not is_added
-        if is_read_of_new_value and hold.write.has_role_every:
+        if _add_wait(hold, waits) or not hold.certainly_reads:
+            continue
+        is_read_of_new_value = all(in_program.waits_for(end, hold.held) for end in hold.ends)
+        if not is_read_of_new_value:
+            raise SharedVariableError(
+                'a tower reads variable %s (operation %s) before this step writes it (operation '
+                '%s), but the write comes before what the read waits for in another tower: let '
+                'the read wait for less, by tf.control_dependencies.' % (
+                    hold.write.variable, hold.ends[0].name, hold.held.name))
+        if hold.write.has_role_every:
             raise SharedVariableError(
                 'a tower reads variable %s (operation %s) after its examples have written it '
                 '(operation %s), where one device reads what the whole batch has written: read it '
@@ -280,7 +363,7 @@ def _add_wait(hold: Hold, waits: Waits) -> bool:
 
 def find_holds(towers: typing.Sequence[Tower], reads: Operations,
                writes: typing.List[TowerWrite], takers: Takers, frames: Frames,
-               reads_of_updates: typing.Container[str] = ()) -> typing.List[Hold]:
+               operations_of_updates: typing.Optional[Operations] = None) -> typing.List[Hold]:
     """Finds the reads that each write has to wait for.
 
     Args:
@@ -289,13 +372,13 @@ def find_holds(towers: typing.Sequence[Tower], reads: Operations,
       writes: the writes.
       takers: {name of a variable: the operations that take it}.
       frames: the loops and branches around all these operations.
-      reads_of_updates: names of the operations that the towers' updates need. A write that every
-        tower makes also waits for the reads among these: where an update computes rows from the
-        variable, all towers compute them from the values before the step. A write that tower 0
+      operations_of_updates: the operations that a step runs for the towers' updates. A write that
+        every tower makes also waits for the reads among these: where an update computes rows from
+        the variable, all towers compute them from the values before the step. A write that tower 0
         makes for all waits for these reads of the other towers, whose updates may write other
         variables. Where the updates of tower 0 read, the program says.
     """
-    reads_before = _ReadsBefore(writes, takers, reads, reads_of_updates, towers[0])
+    reads_before = _ReadsBefore(writes, takers, reads, operations_of_updates or {}, towers[0])
     read_ends = _ReadEnds(towers, frames)
     holds = []
     for write in writes:
@@ -316,22 +399,23 @@ class _ReadsBefore:
     """Finds the reads of a variable that a write of it has to come after."""
 
     def __init__(self, writes: typing.List[TowerWrite], takers: Takers, reads: Operations,
-                 reads_of_updates: typing.Container[str], tower_0: Tower):
+                 operations_of_updates: Operations, tower_0: Tower):
         """
         Args:
           writes: the writes of the towers.
           takers: {name of a variable: the operations that take it}.
           reads: the operations of the forward and backward passes.
-          reads_of_updates: names of the operations that the towers' updates need.
+          operations_of_updates: the operations that a step runs for the towers' updates.
           tower_0: the tower that makes the writes of the role `FIRST`.
         """
         self._writes = {write.op.name: write for write in writes}
         self._takers = takers
         self._reads = reads
-        self._reads_of_updates = reads_of_updates
+        self._operations_of_updates = operations_of_updates
         self._tower_0 = tower_0
         self._steps_of_losses = _steps_of_losses(tower_0)
         self._finder = Writes(tf.get_default_graph())
+        self._decide_writes = _deciding_writes(operations_of_updates.values(), self._finder)
 
     def of(self, write: TowerWrite) -> typing.List[tf.Operation]:
         """List of the operations that take the variable of a write, and have to do so before it."""
@@ -344,15 +428,16 @@ class _ReadsBefore:
         write."""
         if taker.name in self._reads:
             return True
-        if taker.name not in self._reads_of_updates:
+        if taker.name not in self._operations_of_updates:
             return False
         return write.has_role_every or not self._tower_0.has(taker.name)
 
     def certain_readers(self, write: TowerWrite) -> typing.Set[str]:
         """Set of the names of the operations that certainly read the variable of a write for a
-        loss, a gradient or a prediction. See `Hold.certainly_reads`."""
+        loss, a gradient, a prediction, or a write of an update. See `Hold.certainly_reads`."""
         variable = write.op.graph.get_operation_by_name(write.variable)
-        return names_of(self._finder.readers(variable)) & self._reads.keys()
+        readers = names_of(self._finder.readers(variable))
+        return readers & (self._reads.keys() | self._decide_writes)
 
     def _may_come_later(self, taker: tf.Operation, write: TowerWrite) -> bool:
         """Whether an operation that takes the variable of a write is itself a write, for which this
@@ -362,13 +447,25 @@ class _ReadsBefore:
             return False
         if taker is write.op:  # the write takes its variable itself
             return True
-        if other.has_role_every and write.has_role_every:  # ordered by `_write_in_order_of_towers`
+        if other.has_role_every and write.has_role_every:  # ordered by `_write_in_order`
             return True
         # With several losses, each loss has a step of its own. Say that the step of one loss runs
         # this write, but not the other write. If this write waited for the other one, that step
         # would have to run both.
         return any(write.op.name in step and taker.name not in step
                    for step in self._steps_of_losses)
+
+
+def _deciding_writes(operations: typing.Iterable[tf.Operation],
+                     finder: Writes) -> typing.Set[str]:
+    """Set of the names of the operations from which the writes among `operations` are computed:
+    what they write, and under which conditions. An update op may also read what nobody uses."""
+    deciding: typing.List[tf.Tensor] = []
+    for op in operations:
+        if finder.written_by(op):
+            deciding += op.inputs
+            deciding += map(op.graph.get_tensor_by_name, compat.conditions_around(op))
+    return ancestors(deciding)
 
 
 class _ReadEnds:
@@ -436,42 +533,68 @@ def _steps_of_losses(tower: Tower) -> typing.List[typing.Set[str]]:
     return steps
 
 
-# ---- the updates of every tower ------------------------------------------------------------------
+# ---- the updates of a step -----------------------------------------------------------------------
 
-def updates_of_other_towers(towers: typing.Sequence[Tower],
-                            roles: Roles) -> typing.List[tf.Operation]:
-    """Finds the operations that a step has to run for the update ops of the towers after the first:
-    the writes of variables that every tower writes. With `update_ops='first'`, the first tower
-    alone runs all other update ops, such as batch norm's.
+class StepUpdate(typing.NamedTuple):
+    """An update op of tower 0, and what a step runs for it in the other towers.
+
+    Attributes:
+      update: the update op, a tensor or an operation.
+      of_others: operations of the towers after the first: the writes of variables that every tower
+        writes. Tower 0 alone makes the other writes of an update, such as batch norm's.
+    """
+    update: typing.Any
+    of_others: typing.List[tf.Operation]
+
+
+def updates_of_step(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[StepUpdate]:
+    """Lists the updates that a step runs with `update_ops='first'`.
 
     Args:
       towers: all towers.
       roles: the roles of the variables.
     """
-    state_of_other_towers = [variable.op.name for variable in roles.own_variables(first=1)]
-    counters_of_metrics = list(metric_variables())
-    written_in_turn = roles.names(EVERY)
-    written_by_all = state_of_other_towers + counters_of_metrics + written_in_turn
-    return updates_that_write(towers[1:], written_by_all)
+    state_of_others = [variable.op.name for variable in roles.own_variables(first=1)]
+    written_by_every = set(state_of_others + list(metric_variables()) + roles.names(EVERY))
+    # A copy of tower 0 has only the updates that a step runs in every tower. A tower whose model
+    # function was called again (`copies='reuse'`) has all of them.
+    of_others: typing.Dict[str, typing.List[tf.Operation]] = {}
+    for tower in towers[1:]:
+        of_tower_0 = roles.updates_of_every_tower
+        if len(of_tower_0) != len(tower.updates):
+            of_tower_0 = towers[0].updates
+        for update_of_tower_0, update in zip(of_tower_0, tower.updates):
+            operations = of_others.setdefault(operation_of(update_of_tower_0).name, [])
+            operations += updates_that_write(tower._replace(updates=[update]), written_by_every)
+    return [StepUpdate(update, of_others.get(operation_of(update).name, []))
+            for update in towers[0].updates]
 
 
-def updates_that_write(other_towers: typing.Iterable[Tower],
-                       names: typing.Iterable[str]) -> typing.List[tf.Operation]:
-    """Finds the operations to run so that the update ops of other towers write some variables.
+def all_of_step(updates: typing.Iterable[StepUpdate]) -> list:
+    """List of all that a step runs for its updates, in the order of the towers."""
+    of_tower_0 = []
+    of_others = []
+    for each in updates:
+        of_tower_0.append(each.update)
+        of_others += each.of_others
+    return of_tower_0 + of_others
+
+
+def updates_that_write(tower: Tower, names: typing.Iterable[str]) -> typing.List[tf.Operation]:
+    """Finds the operations that a step has to run for the update ops of a tower after the first:
+    the writes of variables that every tower writes. The first tower alone runs all other update
+    ops, such as batch norm's.
 
     Args:
-      other_towers: the towers after the first.
-      names: names of the variables.
+      tower: the tower.
+      names: names of the variables that all towers write: counters, rows, each tower's own state.
 
     Returns:
       List of the operations to run, in the order of their names.
     """
     variables = set(names)
-    if not variables:
+    if not variables or not tower.updates:
         return []
-    found: Operations = {}
-    for tower in other_towers:
-        operations = step_operations(tower.updates)
-        writes = writes_to(writes_among(tower.own(operations)), variables)
-        found.update(by_name(fetches_for([write.op for write in writes], operations)))
-    return in_order_of_names(found)
+    operations = step_operations(tower.updates)
+    writes = writes_to(writes_among(tower.own(operations)), variables)
+    return fetches_for([write.op for write in writes], operations)
