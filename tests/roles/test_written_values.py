@@ -288,6 +288,63 @@ def test_writes_of_tower_0_between_updates_of_every_tower_come_between_all_of_th
     assert_one_device(model(in_order(*updates), is_inline), LATE_ROWS, 3, is_resource)
 
 
+def keeps_mean(unused_centers, unused_rows, features, unused_difference):
+    kept = tf.get_local_variable('kept', [3], tf.float64, tf.zeros_initializer())
+    return tf.assign(kept, tf.reduce_mean(features, 0))
+
+
+def adds_kept(centers, *unused):
+    with tf.variable_scope('', reuse=True):
+        kept = tf.get_local_variable('kept', [3], tf.float64)
+    return tf.assign_add(centers, kept.read_value() * tf.ones([12, 3], tf.float64))
+
+
+def copies_kept(*given):
+    """By way of other state of each tower."""
+    copied = tf.get_local_variable('copied', [3], tf.float64, tf.zeros_initializer())
+    with tf.variable_scope('', reuse=True):
+        kept = tf.get_local_variable('kept', [3], tf.float64)
+    with tf.control_dependencies([tf.assign(copied, kept.read_value())]):
+        return tf.assign(given[0], copied.read_value() * tf.ones([12, 3], tf.float64))
+
+
+def metric_of(unused_centers, unused_rows, features, unused_difference):
+    value, update = tf.metrics.mean(features[:, 0])
+    mean = tf.get_variable('mean', [], tf.float32, tf.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([update]):
+        return tf.assign(mean, tf.identity(value))
+
+
+def copies_centers(centers, *unused):
+    other = tf.get_variable('other', [12, 3], tf.float64, tf.zeros_initializer(), trainable=False)
+    return tf.assign(other, 1. * centers.read_value())
+
+
+def averages_centers(centers, *unused):
+    return tf.train.ExponentialMovingAverage(.9).apply([centers])
+
+
+def sets_rate(unused_centers, rows, *unused):
+    """By what the write of a count gives."""
+    seen = tf.get_variable('seen', [], tf.float64, tf.zeros_initializer(), trainable=False)
+    rate = tf.get_variable('rate', [], tf.float64, tf.zeros_initializer(), trainable=False)
+    return tf.assign(rate, 1. / tf.assign_add(seen, tf.cast(tf.shape(rows)[0], tf.float64)))
+
+
+@pytest.mark.parametrize('updates, text', first_fast(3, [
+    ((keeps_mean, adds_kept), 'variable centers .* takes from variable kept, which holds something'),
+    ((pulls, copies_centers), 'reads variable centers .* after its examples have written it'),
+    ((sets_rate,), 'reads variable seen .* after its examples have written it'),
+    ((keeps_mean, copies_kept), 'variable centers .* takes from variable (kept|copied), which'),
+    ((metric_of,), 'variable mean.* takes from variable .*mean/.*, which holds something'),
+    ((pulls, averages_centers), 'reads variable centers .* after its examples have written it')]))
+@pytest.mark.parametrize('is_resource', [True, False])
+def test_what_one_tower_has_is_not_written_for_all(updates, text, is_resource):
+    with tf.variable_scope('', use_resource=is_resource):
+        with pytest.raises(towers.SharedVariableError, match=text):
+            assert_built(model(in_order(*updates)))
+
+
 def test_an_update_may_read_what_it_has_written_and_use_it_for_no_write():
     def shown(*given):
         return tf.identity(pulls(*given))

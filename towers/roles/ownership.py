@@ -450,9 +450,11 @@ def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRole
     state_writes = find_own_state(recorded, writes, runs.step, runs.counted)
     run_for_metrics_alone = runs.counted - runs.step
     counters = _counters(writes_by(writes, run_for_metrics_alone))
-    shared_writes = _without(writes, state_writes.keys() | counters)
+    names_of_each_tower = state_writes.keys() | counters
+    shared_writes = _without(writes, names_of_each_tower)
     # Without an optimizer no step runs an update, and nothing has to be proven of updates.
-    proven = proven_writers(recorded, writes_by(shared_writes, runs.in_build), request)
+    proven = proven_writers(recorded, writes_by(shared_writes, runs.in_build),
+                            writes_to(writes, names_of_each_tower), request)
     if request.call.copies == 'reuse':
         _check_not_written(writes_to(writes, proven.every_tower), 'an update by the examples')
     # All written variables get a role, also variables that only an update or a metric writes.

@@ -28,6 +28,8 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.capture.record import Recorded
 from towers.errors import SharedVariableError
+from towers.graph.graph_walk import operation_names, reachable_from
+from towers.graph.variable_access import metric_variables
 from towers.model.request import Request
 from towers.proof.states import Kind, Reason, State
 from towers.proof.written import Dependence, Written, is_shared
@@ -48,6 +50,7 @@ class ProvenWriters(typing.NamedTuple):
 
 
 def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
+                   writes_of_each_tower: typing.Iterable[Write],
                    request: Request) -> ProvenWriters:
     """Finds who has to write each shared variable, so that it gets the value that it has on one
     device.
@@ -55,6 +58,8 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
     Args:
       recorded: the call of the model function.
       writes: the writes of shared variables that a step of tower 0 runs.
+      writes_of_each_tower: the writes of variables whose role needs no proof: each tower's own
+        state, and the counters of metrics.
       request: `Request` of the build.
 
     Raises:
@@ -65,7 +70,7 @@ def proven_writers(recorded: Recorded, writes: typing.Iterable[Write],
         return proven
     if not is_divided(request):  # the one tower writes what one device writes
         return proven
-    judge = _Judge(recorded, request)
+    judge = _Judge(recorded, writes_of_each_tower, request)
     writes_by_variable: typing.Dict[str, typing.List[_JudgedWrite]] = collections.defaultdict(list)
     for write in writes:
         for judged in judge.judged(write):
@@ -123,10 +128,12 @@ class _JudgedWrite(typing.NamedTuple):
 class _Judge:
     """Says who has to write each value, by what is proven of a call of the model function."""
 
-    def __init__(self, recorded: Recorded, request: Request):
+    def __init__(self, recorded: Recorded, writes_of_each_tower: typing.Iterable[Write],
+                 request: Request):
         """
         Args:
           recorded: the call of the model function, with what is proven of it.
+          writes_of_each_tower: the writes of each tower's own state, and of counters of metrics.
           request: `Request` of the build.
         """
         self._analysis = recorded.proven.analysis
@@ -134,6 +141,7 @@ class _Judge:
         self._static_size = recorded.proven.static_size  # examples of the shard; or None
         self._from_shard = recorded.from_shard  # names of operations that depend on the shard
         self._batch_norm_statistics = recorded.proven.batch_norms.statistics()
+        self._readers_of_towers = _readers_of_towers(recorded, writes_of_each_tower)
 
     def judged(self, write: Write) -> typing.List[_JudgedWrite]:
         """Judges a `Write`: one verdict for each value that its operation writes. A call of a
@@ -149,9 +157,11 @@ class _Judge:
                 raise SharedVariableError(verdict.reason)
             if verdict.writer is _Writer.EVERY_TOWER:
                 _check_in_turn(write.op, written, self._request)
+            self._check_is_of_batch(write, may_take_rows=verdict is _ROWS)
             judged.append(_JudgedWrite(written.variable, write.op.name, verdict, written.adds))
         if judged:
             return judged
+        self._check_is_of_batch(write, may_take_rows=False)
         # The proof has no rule for this operation. It writes the same on every tower: otherwise
         # `_check_unknown_write` has refused it. Whether it adds is not known.
         return [_JudgedWrite(variable, write.op.name, _SAME_ON_TOWERS, adds=False)
@@ -252,6 +262,28 @@ class _Judge:
             return 'the rows are computed across the examples: ' + self._why(state)
         return None
 
+    def _check_is_of_batch(self, write: Write, may_take_rows: bool) -> None:
+        """Refuses a write that is computed from a variable which holds something of one tower's
+        examples, also of those of earlier steps.
+
+        Args:
+          write: the write.
+          may_take_rows: whether the write is of rows, each of one example: then it may take them
+            from a variable with a row for each example of the shard, as an RNN's state is.
+        """
+        for variable, readers in self._readers_of_towers.items():
+            has_rows_of_shard = _num_rows(variable, write.op.graph) == self._static_size
+            if may_take_rows and self._static_size is not None and has_rows_of_shard:
+                continue
+            if write.op.name in readers:
+                raise SharedVariableError(
+                    'the model function writes variable %s (operation %s) by what it takes from '
+                    'variable %s, which holds something of one tower\'s examples: of the whole '
+                    'batch it would have another value. Take the value over all towers '
+                    '(towers.batch_sum, towers.batch_mean) before it is kept, or compute what is '
+                    'written from the examples of this step.' % (
+                        write.variables[0], write.op.name, variable))
+
     def _check_unknown_write(self, write: Write) -> None:
         """Raises `SharedVariableError` for a write by an operation that the proof has no rule for
         (no assign, add or scatter), if what it writes depends on the examples."""
@@ -310,6 +342,47 @@ class _Judge:
             'examples, too: whether it counts the examples, as every tower would in turn, or '
             'adds a constant, is not known of a batch of static size. Pass a batch '
             '[None, ...].' % (size, written.variable, op.name, size)))
+
+
+def _readers_of_towers(recorded: Recorded, writes: typing.Iterable[Write]
+                       ) -> typing.Dict[str, typing.Set[str]]:
+    """{name of a variable that holds something of one tower's examples: names of the operations
+    that are computed from the variable}.
+
+    It is a counter of a metric, to which every tower adds; or a tower's own state, if it is written
+    by the shard, or by other such state. State that each tower writes alike, as a counter of steps,
+    is left out.
+
+    Args:
+      recorded: the call of the model function.
+      writes: the writes of each tower's own state, and of counters of metrics.
+    """
+    graph = tf.get_default_graph()
+    counters = metric_variables()
+    from_shard = set(recorded.from_shard)
+    readers: typing.Dict[str, typing.Set[str]] = collections.OrderedDict()
+    written_by_step = list(writes)
+    num_known = -1
+    while num_known < len(readers):  # until no further state is found
+        num_known = len(readers)
+        for write in written_by_step:
+            decided_by = operation_names(_conditions(write.op)) | {write.op.name}
+            for variable in write.variables:
+                holds_examples = variable in counters or not decided_by.isdisjoint(from_shard)
+                if holds_examples and variable not in readers:
+                    readers[variable] = reachable_from(
+                        [graph.get_operation_by_name(variable)], recorded.operations)
+                    from_shard |= readers[variable]
+    return readers
+
+
+def _num_rows(variable: str, graph: tf.Graph) -> typing.Optional[int]:
+    """The size of the first dimension of the variable of a name; None for a scalar, or where it is
+    not static."""
+    shape = tf.TensorShape(graph.get_operation_by_name(variable).get_attr('shape'))
+    if not shape.ndims:
+        return None
+    return shape.as_list()[0]
 
 
 def _conditions(op: tf.Operation) -> typing.List[tf.Tensor]:
