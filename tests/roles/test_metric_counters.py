@@ -80,6 +80,28 @@ def test_each_metric_is_counted_by_itself():
         assert session.run(values) == {'mean': 31.5, 'max': 63.}
 
 
+@pytest.mark.parametrize('join', [lambda *updates: updates, lambda *updates: [tf.group(updates)]])
+def test_metrics_in_updates_count_as_on_one_device(join):
+    """A mean of scalars counts calls, and a tower counts by its examples, of which it has 3 or 2.
+    A mean of examples beside it counts those."""
+    def model_fn(x):
+        loss = tf.reduce_mean(x) * tf.get_variable('w', [], initializer=tf.ones_initializer())
+        return {'loss': loss, 'updates': join(
+            tf.metrics.mean(tf.reduce_mean(x))[1], tf.metrics.mean(x)[1])}
+
+    def counted(devices):
+        with tf.Graph().as_default():
+            batch = tf.placeholder_with_default(NUMBERS[:5].astype('float32'), [None, 1])
+            built = towers.build_towers(model_fn, batch, tf.train.GradientDescentOptimizer(0.),
+                                        devices, remainder='weight')
+            with tf.Session(config=towers.session_config(built.devices)) as session:
+                session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+                session.run(built.train_op)
+                return session.run(tf.get_collection(tf.GraphKeys.METRIC_VARIABLES))
+    np.testing.assert_allclose(counted(2), counted(1), 1e-6)
+    np.testing.assert_allclose(counted(1), [61., 1., 305., 5.], 1e-6)
+
+
 def test_counters_by_their_values_in_branches_and_loops():
     def in_branch(numbers):
         most = counter('most')

@@ -68,7 +68,7 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence[Weigh
     # A metric that counts calls is a quotient: what the calls have added, over their number. N
     # towers of equal weight make both N times as large, and the quotient stays.
     if not _are_certainly_equal(weights):
-        _weigh_metrics([tower.metrics or {} for tower in towers], weights, counters, finder)
+        _weigh_metrics(towers, weights, counters, finder)
     all_counts = counters.union(roles.names(EVERY))
     # A shard without examples holds a copy of an example, which must not count.
     if all_counts and not _are_certainly_positive(weights):
@@ -146,25 +146,60 @@ class _CounterWrites(typing.NamedTuple):
     others: typing.List[tf.Operation]
 
 
-def _weigh_metrics(metrics: typing.Sequence[dict], weights: typing.Sequence[Weight],
+def _weigh_metrics(towers: typing.Sequence[Tower], weights: typing.Sequence[Weight],
                    counters: typing.Set[str], finder: Writes) -> None:
-    """Makes the metrics of towers of different weights count as one device does.
+    """Makes the metrics of towers of different weights count as one device does: those that the
+    model function returns, and those whose update_ops are among its updates.
 
     Args:
-      metrics: the metrics of each tower, {name: metric}.
+      towers: the towers.
       weights: the weights of the towers.
       counters: names of the counters of all metrics.
       finder: finds the writes of the graph.
     """
     weighed: typing.Set[str] = set()  # names of operations, since metrics may share a counter
-    for name, metric_of_tower_0 in metrics[0].items():
+    metrics_of_towers = [tower.metrics or {} for tower in towers]
+    for name, metric_of_tower_0 in metrics_of_towers[0].items():
         is_pair = isinstance(metric_of_tower_0, (tuple, list))
         if is_pair:  # a scalar counts nothing
-            pairs = [metrics_of_tower[name] for metrics_of_tower in metrics]
-            _weigh_metric(pairs, weights, counters, finder, weighed)
+            value, _ = metric_of_tower_0
+            updates = [metrics[name][1] for metrics in metrics_of_towers]
+            _weigh_metric(updates, weights, counters & _names_upstream(value), finder, weighed)
+    updates_of_towers = [_counting_updates(tower, counters, finder) for tower in towers]
+    for same_update in zip(*updates_of_towers):
+        for counters_of_metric in _counters_by_metric(same_update[0], counters):
+            _weigh_metric(same_update, weights, counters_of_metric, finder, weighed)
 
 
-def _weigh_metric(pairs: typing.Sequence[tuple], weights: typing.Sequence[Weight],
+def _counters_by_metric(update: typing.Any,
+                        counters: typing.Set[str]) -> typing.List[typing.Set[str]]:
+    """The sets of counters that an update puts together into one value, as `tf.metrics.mean` does
+    with a sum and a count. A counter by itself is in no set.
+
+    Args:
+      update: an update op, which may be a group of the update_ops of several metrics.
+      counters: names of the counters of all metrics.
+    """
+    operations = step_operations([update])
+    counters_of_op = collections.defaultdict(set)  # {name of an operation: counters before it}
+    for counter in sorted(counters):
+        variable = tf.get_default_graph().get_operation_by_name(counter)
+        for name in reachable_from([variable], operations):
+            counters_of_op[name].add(counter)
+    sets: typing.List[typing.Set[str]] = []
+    for together in counters_of_op.values():
+        if len(together) < 2:
+            continue
+        apart = [others for others in sets if others.isdisjoint(together)]
+        joined = set(together)
+        for others in sets:
+            if not others.isdisjoint(together):
+                joined |= others
+        sets = apart + [joined]
+    return sets
+
+
+def _weigh_metric(updates: typing.Sequence, weights: typing.Sequence[Weight],
                   counters: typing.Set[str], finder: Writes, weighed: typing.Set[str]) -> None:
     """Makes a metric of towers of different weights count as one device does.
 
@@ -172,15 +207,13 @@ def _weigh_metric(pairs: typing.Sequence[tuple], weights: typing.Sequence[Weight
     writes counters in another way than adding to them, it fails when the tower has no example.
 
     Args:
-      pairs: the `(value, update_op)` of each tower.
+      updates: the update_op of each tower.
       weights: the weights of the towers.
-      counters: names of the counters of all metrics.
+      counters: names of the counters of the metric.
       finder: finds the writes of the graph.
       weighed: names of the operations whose addition has its weight already; is added to.
     """
-    value, _ = pairs[0]
-    counters_of_metric = counters & _names_upstream(value)
-    writes_of_towers = [_counter_writes(update, counters_of_metric, finder) for _, update in pairs]
+    writes_of_towers = [_counter_writes(update, counters, finder) for update in updates]
     counts_calls = _counts_calls(writes_of_towers)
     for writes, weight in zip(writes_of_towers, weights):
         _make_fail_without_example(writes, weight)
@@ -367,9 +400,11 @@ def _counting_fetches(tower: Tower, counters: Variables, finder: Writes) -> list
     fetches = metric_updates(tower.metrics)
     if tower.data_loss is not None:
         fetches += flat(tower.data_loss)
-    # Updates that write no counter are left out: perhaps only the first tower has them, and then
-    # its list would be longer.
-    for update in tower.updates:
-        if any(finder.writes_any(op, counters) for op in step_operations([update])):
-            fetches.append(update)
-    return fetches
+    return fetches + _counting_updates(tower, counters, finder)
+
+
+def _counting_updates(tower: Tower, counters: typing.Container[str], finder: Writes) -> list:
+    """List of a tower's updates that write counters, the same for all towers. Other updates are
+    left out: perhaps only the first tower has them."""
+    return [update for update in tower.updates
+            if any(finder.writes_any(op, counters) for op in step_operations([update]))]
