@@ -256,8 +256,7 @@ class Copies:
     def _colocate(self, copied: '_Copied') -> None:
         """Colocates the operations of a copy with each other, as the operations of tower 0 are."""
         for name, group in self._template.colocated.items():
-            leaders = [copied.operation(leader).name for leader in group]
-            colocate(copied.operation(name), leaders)
+            colocate(copied.operation(name), map(copied.operation, group))
 
     def _make_wait_for_outside(self, copied: '_Copied') -> None:
         """Makes the operations of a copy wait for operations from outside of the template, as the

@@ -48,12 +48,12 @@ def is_colocated(op: tf.Operation) -> bool:
     return bool(colocated_names(op))
 
 
-def colocate(op: tf.Operation, names: typing.Iterable[str]) -> None:
-    """Colocates a finished operation with the operations of these names, and with no others.
+def colocate(op: tf.Operation, leaders: typing.Iterable[tf.Operation]) -> None:
+    """Colocates a finished operation with these operations, and with no others.
 
-    An operation that is only colocated with its own name is free to be anywhere.
+    An operation that is only colocated with itself is free to be anywhere.
     """
-    entries = [(_PREFIX + name).encode() for name in names]
+    entries = [(_PREFIX + leader.name).encode() for leader in leaders]
     compat.set_attribute(op, '_class', tf.AttrValue(list=tf.AttrValue.ListValue(s=entries)))
 
 

@@ -198,7 +198,7 @@ def _colocate_import(op: tf.Operation, imported: Imported) -> None:
         return
     new = imported.operations[op.name]
     leaders = list(map(imported.operation, operations_named(op.graph, group)))
-    colocate(new, [leader.name for leader in leaders])
+    colocate(new, leaders)
     compat.set_device(new, leaders[0].device)
 
 

@@ -50,7 +50,7 @@ def _keep_array_with_readers(array: tf.Operation, stages: typing.Sequence[str]) 
         return
     for writer in _colocated_writers(array, takers):
         # Colocated with a reader, so that in another tower the copies of both are colocated.
-        colocate(writer, [readers[0].name])
+        colocate(writer, [readers[0]])
         compat.set_device(writer, device_of_loop)
 
 
@@ -102,7 +102,7 @@ def _keep_stack_with_loop(stack: tf.Operation) -> None:
     for op in [stack] + sizes + of_types(takers, HAND_ON):
         if _is_moved_to_variable(op):
             compat.set_device(op, device)
-            colocate(op, [op.name])  # with itself alone, so that its own device decides
+            colocate(op, [op])  # with itself alone, so that its own device decides
 
 
 def _is_moved_to_variable(op: tf.Operation) -> bool:

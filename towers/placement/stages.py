@@ -295,7 +295,7 @@ class _BackwardPlacement:
             # TensorFlow colocates some gradient operations with the gradient that they are computed
             # from, which is of a later stage. Colocated with itself alone, the operation goes to
             # its own device.
-            colocate(op, [op.name])
+            colocate(op, [op])
 
     def _colocate_group(self, group: tf.Operation) -> str:
         """Colocates a group with the first operation that it waits for, and returns that
@@ -310,7 +310,7 @@ class _BackwardPlacement:
           group: an operation that `tf.group` has made.
         """
         leader = group.control_inputs[0]
-        colocate(group, [leader.name])
+        colocate(group, [leader])
         return self._placed.get(leader.name, leader.device)
 
     def _device_of(self, op: tf.Operation) -> str:

@@ -152,10 +152,10 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation],
         if len(kept_leaders) == len(leaders):
             continue  # no colocation has to end
         if kept_leaders:
-            colocate(op, [leader.name for leader in kept_leaders])
+            colocate(op, kept_leaders)
             new_device = kept_leaders[0].device
         else:
-            colocate(op, [op.name])  # with itself alone: then its own device decides
+            colocate(op, [op])  # with itself alone: then its own device decides
             new_device = leaders_in_tower[0].device
         compat.set_device(op, new_device or first_stage)  # '': the leader asks for no device
 
