@@ -35,6 +35,12 @@ def names_of(operations: typing.Iterable) -> typing.Set[str]:
     return {each.name for each in operations}
 
 
+def devices_of(operations: typing.Iterable) -> typing.Set[str]:
+    """Set of the devices that operations, or nodes, ask for, with '' for those that ask for none.
+    """
+    return {each.device for each in operations}
+
+
 def operation_of(fetch: typing.Any) -> tf.Operation:
     """The operation that computes a tensor, or that makes a variable; for an operation, itself."""
     return getattr(fetch, 'op', fetch)

@@ -20,7 +20,7 @@ from towers.graph.edit import (
     colocated_names,
     is_colocated,
 )
-from towers.graph.graph_walk import is_control_flow, names_of, producers_of
+from towers.graph.graph_walk import devices_of, names_of, producers_of
 from towers.graph.variable_access import read_from
 from towers.placement.tower_device import (
     StageDevice,
@@ -87,59 +87,31 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
     stages = stages_of(device)
     if len(stages) == 1:
         return
-    placed: typing.Dict[str, str] = {}  # {name of an operation: the device of its stage}
+    # {name of an operation: its device}, of the operations so far
+    placed: typing.Dict[str, typing.Optional[str]] = {}
     library = Library(tf.get_default_graph())
     for op in operations:
-        stage_device = _stage_of_forward(op, placed, stages)
-        if stage_device is None:
-            continue
-        placed[op.name] = stage_device
-        if op.device:  # an operation that asks for no device is left to TensorFlow
-            move(op, stage_device, library)
+        last_stage = _last_stage_of_inputs(op, placed, stages)
+        if last_stage is not None and may_move(op, stages):
+            move(op, last_stage, library)
+        # TensorFlow places an operation on a TensorArray, which asks for no device, with the array.
+        # Here the operation counts as on the last stage among its inputs: the stage of the loop
+        # that fills the array. So operations that take its tensors go to that stage.
+        placed[op.name] = op.device or last_stage
 
 
-def _stage_of_forward(op: tf.Operation, placed: typing.Dict[str, str],
-                      stages: typing.Sequence[str]) -> typing.Optional[str]:
-    """The device of the stage that an operation of the forward pass belongs to; None if it belongs
-    to no stage, since the program has put it elsewhere.
-
-    Args:
-      op: the operation.
-      placed: {name of an operation on a stage: its device}, of all operations before it.
-      stages: the devices of the stages.
-    """
-    last_stage = _last_stage_of_inputs(op, placed, stages)
-    if may_move(op, stages):
-        return last_stage or stages[0]
-    if op.device in stages:  # the model has made it in a stage
-        return op.device
-    if not op.device:
-        # TensorFlow places an operation on a TensorArray with the array. Here the operation counts
-        # as on the last stage among its inputs: the stage of the loop that fills the array. So
-        # operations that take its tensors go to that stage.
-        return last_stage
-    return None
-
-
-def _last_stage_of_inputs(op: tf.Operation, placed: typing.Dict[str, str],
+def _last_stage_of_inputs(op: tf.Operation, placed: typing.Dict[str, typing.Optional[str]],
                           stages: typing.Sequence[str]) -> typing.Optional[str]:
     """The device of the last stage that an operation takes a tensor from; None if it takes no
-    tensor of an operation in `placed`.
+    tensor of an operation that is in `placed`, and on a stage there.
 
     Args:
       op: the operation.
-      placed: {name of an operation on a stage: its device}.
+      placed: {name of an operation: its device; None if it has none}.
       stages: the devices of the stages.
     """
-    devices = {placed.get(source.name) for source in producers_of(op)}  # with None if not placed
-    stages_of_inputs = _in_order(devices, stages)
-    return stages_of_inputs[-1] if stages_of_inputs else None
-
-
-def _in_order(devices: typing.Container[typing.Optional[str]],
-              stages: typing.Sequence[str]) -> typing.List[str]:
-    """List of the stages that are among `devices`, in the order of the stages."""
-    return [stage_device for stage_device in stages if stage_device in devices]
+    devices = {placed.get(source.name) for source in producers_of(op)}
+    return max(devices.intersection(stages), key=stages.index, default=None)
 
 
 def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
@@ -154,11 +126,9 @@ def may_move(op: tf.Operation, stages: typing.Sequence[str]) -> bool:
     """
     if op.device != stages[0] or is_colocated(op):
         return False
-    scopes = compat.device_scopes(op)  # the innermost scope first
-    if not scopes:  # then no scope of the tower is around it
-        return False
-    is_in_stage = isinstance(scopes[0], StageDevice)  # it is also a `TowerDevice`
-    return isinstance(scopes[0], TowerDevice) and not is_in_stage
+    scopes = compat.device_scopes(op)  # the innermost scope first; [] outside of towers
+    # A scope of `stage` is a `StageDevice`, a class below `TowerDevice`.
+    return bool(scopes) and type(scopes[0]) is TowerDevice
 
 
 def move(op: tf.Operation, device: str, library: Library) -> None:
@@ -178,7 +148,7 @@ def move(op: tf.Operation, device: str, library: Library) -> None:
         return
     called_functions = library.reached_from([op.node_def])
     for name, function in called_functions.items():
-        devices = {node.device for node in function.node_def}
+        devices = devices_of(function.node_def)
         if not devices <= {'', device}:  # a node on '' goes where `op` goes
             raise ModelFunctionError(
                 'operation %s of another stage than the first calls the function %s, which '
@@ -270,7 +240,7 @@ class _BackwardPlacement:
         """
         self._stages = stages
         self._loss = loss
-        self._placed: typing.Dict[str, str] = {}  # {name of an operation: its device}
+        self._placed: typing.Set[str] = set()  # names of the operations that are on their stage
         self._devices_of_loops = _devices_of_loops(loss.graph, operations, stages)
         self._library = Library(loss.graph)
 
@@ -278,18 +248,18 @@ class _BackwardPlacement:
         """Puts one operation on its stage, unless it has to stay: beside an operation that has no
         stage, or on a device of the program's own. Its inputs have been placed before."""
         leader_names = colocated_names(op)
-        is_beside_unplaced = not set(leader_names) <= self._placed.keys()
+        is_beside_unplaced = not self._placed.issuperset(leader_names)
         if is_beside_unplaced:
             return  # it is colocated with a variable, say
         if not leader_names and _is_group(op):
             device = self._colocate_group(op)
         else:
             device = self._device_of(op)
-        if op.device not in self._stages or device not in self._stages:
+        if not {op.device, device}.issubset(self._stages):
             # The program has put the operation, or the operation that decides its stage, on a
             # device of no stage.
             return
-        self._placed[op.name] = device
+        self._placed.add(op.name)
         move(op, device, self._library)
         if leader_names:
             # TensorFlow colocates some gradient operations with the gradient that they are computed
@@ -311,34 +281,25 @@ class _BackwardPlacement:
         """
         leader = group.control_inputs[0]
         colocate(group, [leader])
-        return self._placed.get(leader.name, leader.device)
+        return leader.device
 
     def _device_of(self, op: tf.Operation) -> str:
         """The device to put a gradient operation on: the device of its forward operation; else of
         the loop that it is in; else of the first stage among its inputs; else of the loss."""
-        stage_of_forward = _stage_of_differentiated(op, self._stages)
-        if stage_of_forward is not None:
-            return stage_of_forward
-        if is_control_flow(op):  # such as the counter of a loop's iterations, or a stack (v1)
-            loop = compat.control_flow_context(op)
-            if loop in self._devices_of_loops:
-                return self._devices_of_loops[loop]
-        first_stage = self._first_stage_of_inputs(op)
-        if first_stage is not None:
-            return first_stage
-        return self._loss.op.device
+        loop = compat.control_flow_context(op)  # None for an operation in no loop
+        return (_stage_of_differentiated(op, self._stages)
+                or self._devices_of_loops.get(loop)  # for a counter of iterations, say, or a stack
+                or _first_stage_of_inputs(op, self._stages)
+                or self._loss.op.device)
 
-    def _first_stage_of_inputs(self, op: tf.Operation) -> typing.Optional[str]:
-        """The device of the first stage that an operation takes a tensor from; None if it takes no
-        tensor from a stage. Constants do not count: having no inputs, they are all on the first
-        stage."""
-        devices = set()
-        for source in producers_of(op):
-            if source.type != 'Const':
-                # An operation of the forward pass is not in `_placed`: its own device counts.
-                devices.add(self._placed.get(source.name, source.device))
-        stages_of_inputs = _in_order(devices, self._stages)
-        return stages_of_inputs[0] if stages_of_inputs else None
+
+def _first_stage_of_inputs(op: tf.Operation,
+                           stages: typing.Sequence[str]) -> typing.Optional[str]:
+    """The device of the first stage that an operation takes a tensor from; None if it takes no
+    tensor from a stage. Constants do not count: having no inputs, they are all on the first stage.
+    """
+    sources = [source for source in producers_of(op) if source.type != 'Const']
+    return min(devices_of(sources).intersection(stages), key=stages.index, default=None)
 
 
 def _stage_of_differentiated(op: tf.Operation,
@@ -373,13 +334,10 @@ def _devices_of_loops(graph: tf.Graph, backward: typing.Iterable[tf.Operation],
     """
     backward_names = names_of(backward)
     devices: typing.Dict[typing.Any, str] = {}
-    for op in graph.get_operations():
-        loop = compat.control_flow_context(op)
-        if loop is None or loop in devices:
-            continue
+    for op in filter(compat.in_control_flow, graph.get_operations()):
         device = op.device
         if op.name in backward_names:
             device = _stage_of_differentiated(op, stages)
         if device in stages:
-            devices[loop] = device
+            devices.setdefault(compat.control_flow_context(op), device)  # the first one stays
     return devices
