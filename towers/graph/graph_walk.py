@@ -98,6 +98,23 @@ def tensors_taken(operations: typing.Iterable[tf.Operation]) -> typing.List[tf.T
     return tensors
 
 
+def tensors_made(operations: typing.Iterable[tf.Operation]) -> typing.List[tf.Tensor]:
+    """List of the tensors that operations compute, in the order of the operations."""
+    tensors: typing.List[tf.Tensor] = []
+    for op in operations:
+        tensors.extend(op.outputs)
+    return tensors
+
+
+def takers_of_results(operations: typing.Iterable[tf.Operation]) -> typing.List[tf.Operation]:
+    """List of the operations that take a tensor which one of `operations` computes. An operation is
+    in the list once for each of these tensors."""
+    takers: typing.List[tf.Operation] = []
+    for tensor in tensors_made(operations):
+        takers.extend(tensor.consumers())
+    return takers
+
+
 def inputs_of(op: tf.Operation) -> typing.List[tf.Operation]:
     """List of the operations that an operation waits for, by data and by control edges."""
     return producers_of(op) + list(op.control_inputs)

@@ -10,7 +10,13 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.graph.edit import colocate, colocated_operations, is_colocated
-from towers.graph.graph_walk import of_types, producers_of
+from towers.graph.graph_walk import (
+    devices_of,
+    of_types,
+    producers_of,
+    reached,
+    takers_of_results,
+)
 from towers.graph.op_types import HAND_ON
 from towers.placement.tower_device import resources_taken, stages_of
 
@@ -34,7 +40,7 @@ def keep_arrays_with_readers(operations: typing.Iterable[tf.Operation], device: 
         _keep_array_with_readers(array, stages)
 
 
-def _keep_array_with_readers(array: tf.Operation, stages: typing.Sequence[str]) -> None:
+def _keep_array_with_readers(array: tf.Operation, stages: typing.Tuple[str, ...]) -> None:
     """Puts the operations that fill one TensorArray before a loop on the device of the operations
     that read it.
 
@@ -46,7 +52,7 @@ def _keep_array_with_readers(array: tf.Operation, stages: typing.Sequence[str]) 
     takers = _takers_of(array.outputs[0])
     readers = _readers_on_own_device(takers)
     device_of_loop = _common_device(readers)
-    if device_of_loop is None or device_of_loop not in stages:
+    if device_of_loop not in stages:  # nor where it is None
         return
     for writer in _colocated_writers(array, takers):
         # Colocated with a reader, so that in another tower the copies of both are colocated.
@@ -108,16 +114,13 @@ def _keep_stack_with_loop(stack: tf.Operation) -> None:
 def _is_moved_to_variable(op: tf.Operation) -> bool:
     """Whether TensorFlow would move an operation to the device of a variable, or of another
     resource: it is colocated with an operation that takes the resource, such as a read."""
-    for leader in colocated_operations(op):
-        if resources_taken(leader):
-            return True
-    return False
+    return any(map(resources_taken, colocated_operations(op)))
 
 
 def _common_device(operations: typing.Iterable[tf.Operation]) -> typing.Optional[str]:
     """The device that all these operations ask for; None if they ask for different
     devices, or if there are no operations."""
-    devices = {op.device for op in operations}
+    devices = devices_of(operations)
     if len(devices) != 1:
         return None
     return devices.pop()
@@ -130,11 +133,9 @@ def _takers_of(handle: tf.Tensor) -> typing.List[tf.Operation]:
     Args:
       handle: the tensor that stands for the array or the stack.
     """
-    takers: typing.List[tf.Operation] = []
-    tensors = [handle]
-    while tensors:
-        for op in tensors.pop().consumers():
-            takers.append(op)
-            if op.type in HAND_ON:
-                tensors.extend(op.outputs)
-    return takers
+    def takers_through(op: tf.Operation) -> typing.List[tf.Operation]:
+        """The operations that take the array or stack from an operation that hands it on."""
+        if op.type in HAND_ON:
+            return takers_of_results([op])
+        return []
+    return list(reached(handle.consumers(), takers_through).values())

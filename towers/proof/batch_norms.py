@@ -272,17 +272,9 @@ def _goes_into_a_root(variance: tf.Tensor) -> bool:
     for _ in range(_STEPS_TO_ROOT):
         if graph_walk.of_types(takers.values(), _ROOTS):
             return True
-        takers = graph_walk.by_name(_takers_of(graph_walk.of_types(takers.values(), _TO_ROOT)))
+        on_the_way = graph_walk.of_types(takers.values(), _TO_ROOT)
+        takers = graph_walk.by_name(graph_walk.takers_of_results(on_the_way))
     return bool(graph_walk.of_types(takers.values(), _ROOTS))
-
-
-def _takers_of(operations: typing.List[tf.Operation]) -> typing.List[tf.Operation]:
-    """The operations that take results of others."""
-    takers: typing.List[tf.Operation] = []
-    for op in operations:
-        for output in op.outputs:
-            takers += output.consumers()
-    return takers
 
 
 def same_means(statistic: tf.Tensor, operations: list) -> typing.List[tf.Tensor]:

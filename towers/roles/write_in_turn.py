@@ -24,6 +24,7 @@ from towers.graph.graph_walk import (
     in_order_of_names,
     names_of,
     step_operations,
+    takers_of_results,
     with_names,
     without_names,
 )
@@ -228,11 +229,8 @@ def _is_value_used(read: tf.Operation, upstream: typing.Container[str]) -> bool:
     """
     if _ignores_averages(read):  # the batch norm takes the reference variable itself
         return False
-    for output in read.outputs:
-        for taker in output.consumers():
-            if taker.name in upstream and not _ignores_averages(taker):
-                return True
-    return False
+    takers = with_names(takers_of_results([read]), upstream)
+    return not all(map(_ignores_averages, takers))
 
 
 def _ignores_averages(op: tf.Operation) -> bool:
