@@ -11,7 +11,14 @@ import tensorflow.compat.v1 as tf
 
 from towers.arguments import check_flag, is_whole_number
 from towers.errors import DeviceError, InvalidArgumentError
-from towers.placement.tower_device import StagedDevices, all_devices, stages_of, stages_of_all
+from towers.placement.tower_device import (
+    StagedDevices,
+    all_devices,
+    stages_of,
+    stages_of_all,
+    type_and_index,
+    without_localhost,
+)
 
 MOST_TOWERS = 10000  # a larger count is a typing error, and its list would fill the memory
 
@@ -168,28 +175,19 @@ def canonical_device(name: str) -> str:
 
     Raises `DeviceError` for a value that is not the name of one device.
     """
-    spec = _spec_of_one_device(name)
-    if spec is None:
+    if not _is_one_device(name):
         raise DeviceError("%.80r is not the name of one device: expected '/gpu:0', '/cpu:1' or "
                           "'/job:worker/task:0/gpu:0', with a number." % (name,))
-    # The runtime puts /job:localhost/replica:0/task:0 before the devices of a process without a
-    # cluster. Without this prefix, one device has one spelling.
-    is_of_this_process = spec.job == 'localhost' and not spec.task and not spec.replica
-    if is_of_this_process:
-        spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
-    return spec.to_string()
+    return without_localhost(name.strip())  # so that one device has one spelling
 
 
-def _spec_of_one_device(name: typing.Any) -> typing.Optional[tf.DeviceSpec]:
-    """The parts of the name of one device; None for anything else, such as `'/gpu'`, which means
-    every GPU."""
+def _is_one_device(name: typing.Any) -> bool:
+    """Whether a value is the name of one device. `'/gpu'`, say, is not: it means every GPU."""
     try:
-        spec = tf.DeviceSpec.from_string(name.strip())
+        device_type, index = type_and_index(name.strip())
     except (ValueError, AttributeError, TypeError):  # a text that is no device, or no text
-        return None
-    if spec.device_type is None or spec.device_index is None or spec.device_index < 0:
-        return None
-    return spec
+        return False
+    return device_type is not None and index is not None and index >= 0
 
 
 def _check_repeated(names: typing.Sequence[str], devices: typing.Any,

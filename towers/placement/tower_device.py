@@ -13,7 +13,13 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.graph.edit import colocate, colocated_operations
-from towers.graph.graph_walk import operation_named, source_through
+from towers.graph.graph_walk import (
+    devices_of,
+    operation_named,
+    source_through,
+    with_names,
+    without_names,
+)
 from towers.graph.variable_access import variable_op
 
 
@@ -115,9 +121,8 @@ def _may_give_device(scope: str) -> bool:
         return True
     if '<' in scope:  # of a device function there is only a text such as 'name<file, line>'
         return True
-    spec = tf.DeviceSpec.from_string(scope)
     # A job alone, as in '/job:worker', leaves the device to the scopes around.
-    return spec.device_type is not None or spec.device_index is not None
+    return type_and_index(scope) != (None, None)
 
 
 def device_like(op: tf.Operation) -> str:
@@ -145,7 +150,7 @@ def keep_with_tower(operations: typing.Iterable[tf.Operation],
     first_stage = stages_of(device)[0]
     for op in operations:
         leaders = colocated_operations(op)
-        leaders_in_tower = [leader for leader in leaders if leader.name in tower_names]
+        leaders_in_tower = with_names(leaders, tower_names)
         if not leaders_in_tower:
             continue  # colocated with nothing, or with a variable alone: no conflict
         kept_leaders = _leaders_to_keep(op, leaders_in_tower, tower_names)
@@ -171,8 +176,7 @@ def _leaders_to_keep(op: tf.Operation, leaders_in_tower: typing.List[tf.Operatio
     """
     leaders = [leader for leader in leaders_in_tower
                if not _is_moved_out_of_tower(leader, tower_names)]
-    devices = {leader.device for leader in leaders}
-    if len(devices) <= 1:
+    if len(devices_of(leaders)) <= 1:
         return leaders
     # The runtime cannot put the operation beside operations on several devices: it stays beside the
     # leaders on its own device; if none is there, beside the first leader.
@@ -189,7 +193,7 @@ def _is_moved_out_of_tower(op: tf.Operation, tower_names: typing.Container[str])
       tower_names: the names of all operations that the tower has made itself; a resource that is
         not among them may be anywhere.
     """
-    return any(resource.name not in tower_names for resource in resources_taken(op))
+    return bool(without_names(resources_taken(op), tower_names))
 
 
 def resources_taken(op: tf.Operation) -> typing.List[tf.Operation]:
@@ -330,12 +334,11 @@ def _placed_together(op: tf.Operation) -> typing.List[tf.Operation]:
 
 
 def without_localhost(device: str) -> str:
-    """A device name without the job of a program without a cluster: `'/device:CPU:0'` for
-    `'/job:localhost/replica:0/task:0/device:CPU:0'`; '' for ''."""
-    if not device:
-        return ''
+    """A device name without what the runtime puts before it in a process without a cluster:
+    `'/device:CPU:0'` for `'/job:localhost/replica:0/task:0/device:CPU:0'`; '' for ''."""
     spec = tf.DeviceSpec.from_string(device)
-    if spec.job == 'localhost':
+    is_of_this_process = spec.job == 'localhost' and not spec.task and not spec.replica
+    if is_of_this_process:
         spec = tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
     return spec.to_string()
 
