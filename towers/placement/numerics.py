@@ -144,7 +144,7 @@ def compiled(enabled: bool) -> typing.Iterator[None]:
 def describe_xla(devices: typing.Sequence[str]) -> str:
     """The plan's line about XLA for towers on these devices."""
     text = "each tower's forward and backward pass, but for random operations"
-    if not all(is_gpu(device) for device in devices):
+    if not all(map(is_gpu, devices)):
         # In benchmarks/precision_and_xla.py a step with XLA took 1.4 to 6 times as long, with
         # oneDNN's kernels beside XLA.
         text += '; on CPUs that was slower in every model measured'

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.arguments import MOST_INT32, check_count, check_flag, check_number
+from towers.graph.graph_walk import devices_of
 from towers.placement.devices import cpu_indices, is_gpu, resolve_devices, session_cpus
 from towers.placement.tower_device import all_devices, type_and_index
 
@@ -56,14 +57,14 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     has_gpus = any(map(is_gpu, names))
     if intra_op_threads is None:
         intra_op_threads = _default_intra_op_threads(num_cpu_devices=len(cpu_indices(names)))
+    # A field that is given None keeps its default.
     config = tf.ConfigProto(
         device_count={'CPU': session_cpus(names)},
         allow_soft_placement=has_gpus,
-        intra_op_parallelism_threads=int(intra_op_threads),
-        inter_op_parallelism_threads=int(inter_op_threads or 0))
-    config.gpu_options.allow_growth = bool(allow_growth)
-    if memory_fraction is not None:
-        config.gpu_options.per_process_gpu_memory_fraction = float(memory_fraction)
+        intra_op_parallelism_threads=intra_op_threads,
+        inter_op_parallelism_threads=inter_op_threads,
+        gpu_options=tf.GPUOptions(allow_growth=bool(allow_growth),
+                                  per_process_gpu_memory_fraction=memory_fraction))
     if not has_gpus:
         _shorten_graph_optimization(config)
     return config
@@ -127,10 +128,10 @@ def config_of_towers(graph: typing.Optional[tf.Graph] = None) -> typing.Optional
 def _devices_asked_for(operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
     """The canonical names, without jobs, of the devices that operations ask for."""
     names = set()
-    for device in {op.device for op in operations}:
-        device_type, index = type_and_index(device)
-        if device_type is not None and index is not None:  # not '', nor a job alone
-            names.add('/device:%s:%d' % (device_type, index))
+    for device in devices_of(operations):
+        type_and_number = type_and_index(device)
+        if None not in type_and_number:  # as for '', or a job alone
+            names.add('/device:%s:%s' % type_and_number)
     return names
 
 
