@@ -17,8 +17,14 @@ import tensorflow.compat.v1 as tf
 from towers.errors import InvalidArgumentError
 from towers.graph import graph_walk
 from towers.graph.edit import functions_of
-from towers.graph.graph_walk import names_of, of_types, producers_of
-from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
+from towers.graph.graph_walk import (
+    names_of,
+    of_types,
+    operation_of,
+    producers_of,
+    without_names,
+)
+from towers.graph.variable_access import REFERENCE_VARIABLES, Writes, is_variable
 from towers.recompute.segments import SMALL, size_of
 
 # Types of operations that may give another result when they are copied, though they are not
@@ -72,13 +78,8 @@ def _with_same_results(forward: typing.List[tf.Operation],
     """
     index_by_name = graph_walk.indices_by_name(forward)
     names_from_references = _computed_from_references(forward, trained_names)
-    found = []
-    for op in forward:
-        if op.name in names_from_references or not _may_run_twice(op):
-            continue
-        if not _takes_a_later_result(op, index_by_name):
-            found.append(op)
-    return found
+    candidates = filter(_may_run_twice, without_names(forward, names_from_references))
+    return [op for op in candidates if not _takes_a_later_result(op, index_by_name)]
 
 
 def _may_run_twice(op: tf.Operation) -> bool:
@@ -103,9 +104,7 @@ def _draws(op: tf.Operation) -> bool:
 
 def _is_plain_value(tensor: tf.Tensor) -> bool:
     """Whether a tensor is a value, and not a handle or a reference, whose content may change."""
-    is_handle = tensor.dtype in (tf.resource, tf.variant)
-    is_reference = tensor.dtype != tensor.dtype.base_dtype
-    return not is_handle and not is_reference
+    return tensor.dtype != tf.variant and not is_variable(tensor)
 
 
 def _takes_a_later_result(op: tf.Operation, index_by_name: typing.Dict[str, int]) -> bool:
@@ -173,7 +172,7 @@ def trained_references(forward: typing.List[tf.Operation]) -> typing.List[tf.Ope
     """
     graph_operations = forward[0].graph.get_operations()
     forward_names = names_of(forward)
-    trained = [variable.op for variable in tf.trainable_variables()]
+    trained = map(operation_of, tf.trainable_variables())
     read = []
     for variable in of_types(trained, REFERENCE_VARIABLES):
         # In the whole graph: the operation that reads it may have been made before the model.
@@ -200,7 +199,7 @@ def _computed_from_references(forward: typing.List[tf.Operation],
     """
     graph_operations = forward[0].graph.get_operations()
     references = of_types(graph_operations, REFERENCE_VARIABLES)
-    not_trained = [variable for variable in references if variable.name not in trained_names]
+    not_trained = without_names(references, trained_names)
     return graph_walk.reachable_from(not_trained, graph_operations)
 
 

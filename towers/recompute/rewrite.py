@@ -18,7 +18,15 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import InvalidArgumentError
-from towers.graph.graph_walk import by_name, inputs_of, names_of, producers_of, tensors_taken
+from towers.graph.graph_walk import (
+    by_name,
+    inputs_of,
+    names_of,
+    producers_of,
+    tensors_made,
+    tensors_taken,
+    with_names,
+)
 from towers.graph.op_types import SIZES
 from towers.placement.tower_device import current_stages, follows_tower
 from towers.recompute.repeatable import (
@@ -313,12 +321,7 @@ class _Rewriter:
 
     def _wanted_of(self, segment: typing.List[tf.Operation]) -> typing.List[tf.Tensor]:
         """List of the tensors of a segment that the backward pass takes and that are not kept."""
-        wanted = []
-        for op in segment:
-            for tensor in op.outputs:
-                if tensor.name in self._not_kept:
-                    wanted.append(tensor)
-        return wanted
+        return with_names(tensors_made(segment), self._not_kept)
 
     def _copies_of(self, operations: typing.List[tf.Operation],
                    scope: str) -> typing.Dict[str, tf.Operation]:

@@ -14,7 +14,13 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.graph.graph_walk import indices_by_name, names_of, tensors_taken
+from towers.graph.graph_walk import (
+    indices_by_name,
+    names_of,
+    tensors_made,
+    tensors_taken,
+    with_names,
+)
 from towers.graph.op_types import RESHAPES
 
 # Bytes. Smaller tensors (shapes, counts, scalars) are kept, where the caller does not say what to
@@ -131,7 +137,7 @@ def _recomputed_bytes(op: tf.Operation, taken: typing.Set[str]) -> int:
     of the results that the backward pass takes."""
     if op.type in RESHAPES:  # its result is in the memory of its input
         return 0
-    return sum(size_of(tensor) for tensor in op.outputs if tensor.name in taken)
+    return sum(map(size_of, with_names(op.outputs, taken)))
 
 
 def _slices(cuts: typing.Iterable[int], num_operations: int) -> typing.List[slice]:
@@ -195,11 +201,8 @@ def _cuts_for_size(crossing: typing.List[int], recomputed: typing.List[int],
 
 def _cheapest_cut(crossing: typing.List[int], first: int, last: int) -> int:
     """The cut, from `first` to `last`, that the fewest bytes cross; the last one if several do."""
-    cheapest = first
-    for cut in range(first, last + 1):
-        if crossing[cut] <= crossing[cheapest]:
-            cheapest = cut
-    return cheapest
+    from_the_last = range(last, first - 1, -1)  # of equal ones `min` takes the one that comes first
+    return min(from_the_last, key=crossing.__getitem__)
 
 
 def _half_way(recomputed: typing.List[int], start: int, end: int, total: int) -> int:
@@ -252,13 +255,11 @@ def cut_into_segments(operations: typing.List[tf.Operation], cuts: typing.List[i
 
 def _taken_from_earlier(segments: typing.List[typing.List[tf.Operation]]) -> typing.Set[str]:
     """Set of the names of the tensors that a segment takes from an earlier one."""
-    earlier_operations: typing.Set[str] = set()  # names
-    taken = set()
+    made_earlier: typing.Set[str] = set()  # names of tensors
+    taken: typing.Set[str] = set()
     for segment in segments:
-        for tensor in tensors_taken(segment):
-            if tensor.op.name in earlier_operations:
-                taken.add(tensor.name)
-        earlier_operations |= names_of(segment)
+        taken |= made_earlier & names_of(tensors_taken(segment))
+        made_earlier |= names_of(tensors_made(segment))
     return taken
 
 
@@ -268,13 +269,9 @@ def _stage_ends(operations: typing.List[tf.Operation],
 
     Operations that the model has put on a device of no stage belong to the segment around them.
     """
+    on_stages = [index for index, op in enumerate(operations) if op.device in stages]
     ends = set()
-    current_stage = None  # its device
-    for index, op in enumerate(operations):
-        if op.device not in stages:
-            continue
-        begins_stage = op.device != current_stage
-        if begins_stage and current_stage is not None:  # None: no stage has ended before the first
-            ends.add(index - 1)
-        current_stage = op.device
+    for index, next_index in zip(on_stages, on_stages[1:]):
+        if operations[index].device != operations[next_index].device:
+            ends.add(next_index - 1)
     return ends
