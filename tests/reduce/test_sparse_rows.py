@@ -22,6 +22,14 @@ def in_pieces(ids, in_piece, pieces):
     return tf.dynamic_partition(ids // in_piece, ids % pieces, pieces)[0]
 
 
+def in_uneven_pieces(ids, in_small, in_small_of_places):
+    """The places, in the first piece, of the ids that are there: it has one id more than others."""
+    in_small, places_in_small, large = map(tf.constant, (in_small, in_small_of_places, 1))
+    piece = tf.maximum(ids // (in_small + 1), (ids - large) // in_small)
+    place = tf.where(piece < large, ids % (places_in_small + 1), (ids - large) % in_small)
+    return tf.dynamic_partition(place, piece, 2)[0]
+
+
 def looked_up(ids, strategy):
     """The rows that a lookup takes from the first of two pieces of a table."""
     table = [tf.get_variable('first', [2, 1]), tf.get_variable('second', [1, 1])]
@@ -45,6 +53,8 @@ def looked_up(ids, strategy):
     (lambda ids: in_pieces(ids, 2, 2), False),
     (lambda ids: in_pieces(tf.unique(ids)[0], 2, 3), False),  # 0 and 3 have one place in piece 0
     (lambda ids: tf.dynamic_partition(tf.unique(ids)[0] // 2, ids, 3)[1], False),
+    (lambda ids: in_uneven_pieces(tf.unique(ids)[0], 3, 3), True),
+    (lambda ids: in_uneven_pieces(tf.unique(ids)[0], 3, 1), False),  # 0 and 2 have one place
     (lambda ids: looked_up(tf.unique(ids)[0], 'mod'), True),
     (lambda ids: looked_up(tf.unique(ids)[0], 'div'), True),
     (lambda ids: looked_up(ids, 'div'), False),

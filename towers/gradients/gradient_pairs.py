@@ -157,9 +157,7 @@ def _is_unique(indices: tf.Tensor) -> bool:
     tensor = source_through(indices, SAME_NUMBERS)
     if tensor.op.type == 'DynamicPartition':  # places in one piece of a partitioned variable
         place, piece = tensor.op.inputs
-        rows = _rows_by_remainder(place, piece)
-        if rows is None:
-            rows = _rows_by_quotient(place, piece)
+        rows = _rows_at(place, piece)
         return rows is not None and _is_unique(rows)
     if tensor.op.type == 'Const':  # such as the places of words in a text
         numbers = tf.get_static_value(tensor)
@@ -172,65 +170,67 @@ def _has_different_numbers(tensor: tf.Tensor) -> bool:
     return _UNIQUE.get(tensor.op.type) == tensor.value_index
 
 
-def _rows_by_remainder(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf.Tensor]:
-    """The row numbers r of a lookup in a variable of n pieces, where row r is in the piece `r % n`,
-    at the place `r // n`. So different rows have different places in a piece.
-
-    `tf.nn.embedding_lookup` distributes the rows in this way by its strategy 'mod'.
+def _rows_at(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf.Tensor]:
+    """The row numbers of a lookup in a variable of several pieces, where the piece and the place of
+    a row together tell its number. So different rows have different places in a piece.
 
     Args:
       place: the place of each row in its piece.
       piece: the number of each row's piece.
 
     Returns:
-      The row numbers; None where places and pieces are computed in another way.
+      The row numbers; None where places and pieces are not computed by one of `_STRATEGIES`.
     """
-    quotient = _inputs_of(place, 'FloorDiv')
-    remainder = _inputs_of(piece, 'FloorMod')
-    return quotient[0] if quotient and _are_same(quotient, remainder) else None
+    for strategy in _STRATEGIES:
+        found = {'piece': piece}
+        if _has_form(piece, strategy.piece, found) and _has_form(place, strategy.place, found):
+            return found['r']
+    return None
 
 
-def _rows_by_quotient(place: tf.Tensor, piece: tf.Tensor) -> typing.Optional[tf.Tensor]:
-    """The row numbers r of a lookup in a variable whose first e pieces have k + 1 rows each, and
-    all other pieces k rows. `tf.nn.embedding_lookup` distributes the rows in this way by its
-    strategy 'div':
+class _Strategy(typing.NamedTuple):
+    """How `tf.nn.embedding_lookup` distributes the rows r of a variable over its pieces, as two
+    forms, see `_has_form`. In both of them `'piece'` stands for the number of the piece."""
+    piece: tuple  # the form of the number of a row's piece
+    place: tuple  # the form of the row's place in its piece
 
-        piece = maximum(r // (k + 1), (r - e) // k)
-        place = where(piece < e, r % (k + 1), (r - e) % k)
 
-    The piece and the place together tell r. So different rows have different places in a piece.
+_STRATEGIES = (
+    # 'mod': row r of n pieces is in the piece r % n, at the place r // n.
+    _Strategy(piece=('FloorMod', 'r', 'n'),
+              place=('FloorDiv', 'r', 'n')),
+    # 'div': the first e pieces have k + 1 rows each, all other pieces k rows.
+    #     piece = maximum(r // (k + 1), (r - e) // k)
+    #     place = where(piece < e, r % (k + 1), (r - e) % k)
+    _Strategy(piece=('Maximum',
+                     ('FloorDiv', 'r', ('Add', 'k', 1)),
+                     ('FloorDiv', ('Sub', 'r', 'e'), 'k')),
+              place=('Select',
+                     ('Less', 'piece', 'e'),
+                     ('FloorMod', 'r', ('Add', 'k', 1)),
+                     ('FloorMod', ('Sub', 'r', 'e'), 'k'))))
 
-    Arguments and return value as in `_rows_by_remainder`.
+
+def _has_form(tensor: tf.Tensor, form: typing.Union[int, str, tuple],
+              found: typing.Dict[str, tf.Tensor]) -> bool:
+    """Whether a tensor is computed as a form says.
+
+    Args:
+      tensor: the tensor.
+      form: a number, for a constant; a name, for any tensor, and for the same numbers wherever the
+        name occurs; or a type of operation with a form for each of its inputs.
+      found: {name: the tensor that it stands for}. The names that are not in it yet are added.
     """
-    quotients = _inputs_of(piece, 'Maximum')
-    choice = _inputs_of(place, 'Select', 'SelectV2')
-    if not quotients or not choice:
-        return None
-    is_large, in_large, in_small = choice
-    in_order = _inputs_of(is_large, 'Less')
-    of_large, of_small = [_inputs_of(quotient, 'FloorDiv') for quotient in quotients]
-    if not in_order or not of_large or not of_small:
-        return None
-    rows, rows_of_large = of_large
-    rows_behind_large, rows_of_small = of_small
-    difference = _inputs_of(rows_behind_large, 'Sub')
-    successor = _inputs_of(rows_of_large, 'Add', 'AddV2')
-    if not difference or not successor:
-        return None
-    number_of_large = difference[1]
-    is_by_quotient = (
-        _are_same(in_order, [piece, number_of_large])
-        and _are_same(_inputs_of(in_large, 'FloorMod'), of_large)
-        and _are_same(_inputs_of(in_small, 'FloorMod'), of_small)
-        and _is_same(difference[0], rows)
-        and _is_same(successor[0], rows_of_small) and tf.get_static_value(successor[1]) == 1)
-    return rows if is_by_quotient else None
-
-
-def _inputs_of(tensor: tf.Tensor, *types: str) -> typing.List[tf.Tensor]:
-    """The inputs of the operation that computes a tensor; [] if its type is none of `types`."""
+    if isinstance(form, int):
+        return np.array_equal(tf.get_static_value(tensor), form)
+    if isinstance(form, str):
+        return _is_same(tensor, found.setdefault(form, tensor))
+    op_type, *forms_of_inputs = form
     op = source_through(tensor, SAME_NUMBERS).op
-    return list(op.inputs) if op.type in types else []
+    if op.type not in (op_type, op_type + 'V2'):  # such as `AddV2`, which also adds
+        return False
+    return all(_has_form(given, expected, found)
+               for given, expected in zip(op.inputs, forms_of_inputs))
 
 
 def _are_same(tensors: typing.Sequence[tf.Tensor], others: typing.Sequence[tf.Tensor]) -> bool:
