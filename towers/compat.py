@@ -911,3 +911,9 @@ def start_profile(directory: str) -> bool:
 def stop_profile():
     """Ends the profile, and writes it."""
     tensorflow.profiler.experimental.stop()
+
+
+def called_as_run(session: tf.Session, function: typing.Callable, **options):
+    """Calls a function that `session.make_callable` has made, with these options. An error of
+    TensorFlow's names the operation that has failed, as an error of `session.run` does."""
+    return session._do_call(functools.partial(function, **options))

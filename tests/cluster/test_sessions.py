@@ -122,6 +122,31 @@ def test_parameter_servers_take_one_session_that_the_member_makes(graph, synchro
             member.session()
 
 
+def failing(cluster):
+    """A build, and an operation that fails in each step."""
+    built = halving(cluster)
+    [(gradient, _)] = built.gradients
+    with tf.control_dependencies([built.train_op]):  # so that no worker leaves the other waiting
+        tf.debugging.check_numerics(tf.log(-gradient), 'it is NaN', name='failing')
+    return built
+
+
+def test_a_step_gives_what_it_fetches_and_names_what_fails():
+    """As any call of a session does, in the second step of the same fetches, too."""
+    def work(session, built, rank):
+        [(gradient, _)] = built.gradients
+        fails = built.train_op.graph.get_operation_by_name('failing')
+        for value in (4., 2.):
+            fetched = session.run({'both': [built.train_op, (gradient, {'again': gradient})]})
+            assert fetched == {'both': [None, (value, {'again': value})]}
+        fed = session.run([gradient, built.train_op], {gradient: 1.})
+        assert fed == [1., None]
+        with pytest.raises(tf.errors.InvalidArgumentError, match='it is NaN') as raised:
+            session.run(fails)
+        assert raised.value.op is fails
+    in_sessions(make_clusters('ring'), work, failing)
+
+
 @pytest.mark.parametrize('kind', ['ring', pytest.param('ps', marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind):

@@ -196,13 +196,16 @@ class Coordinator:
         """
         pause = min(0.5, self._between_signs)  # between two looks at who is silent
         end_at = math.inf  # known when worker 0 has closed its end
+        look_at = 0.  # not in each round: in a step there are as many rounds as workers
         while self._connections and time.monotonic() < end_at:
             started = time.monotonic()
             worker_0_has_closed = not self._own.is_open
             if worker_0_has_closed:
                 end_at = min(end_at, started + _SECONDS_TO_CLOSE)
             self._hear_all(pause)
-            self._look(started)
+            if time.monotonic() >= look_at:
+                self._look(started)
+                look_at = time.monotonic() + pause
             self._connections = [lines for lines in self._connections if lines.is_open]
         self._listener.close()
         for lines in self._connections:
@@ -365,7 +368,8 @@ class Coordinator:
             self._last_duration = now - self._began_at
         self._began_at = now
         answer = self._answer_to_all()
-        for worker in self._workers:
+        # Worker 0 gets it last: it is in this process, and would keep this thread from going on.
+        for worker in reversed(self._workers):
             worker.answer(answer)
 
     def _end_sessions_that_were_left(self) -> None:

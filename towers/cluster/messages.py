@@ -34,7 +34,7 @@ Its test is `tests/cluster/test_connection.py`.
 import contextlib
 import hashlib
 import json
-import selectors
+import select
 import socket
 import threading
 import typing
@@ -49,8 +49,7 @@ MOST_OF_WORKER_0 = 64 << 20  # bytes of a message with its signature, a line for
 _MOST_BYTES = 64 << 10  # of a message that anyone else sends
 _MOST_CHARACTERS = 4000  # of a text in a message
 _MOST_NUMBER = 1 << 53  # above it JSON's numbers are not exact everywhere
-_SECONDS_TO_SEND = 10.
-_SECONDS_TO_RECEIVE = 5.  # data that the socket mostly has already
+_SECONDS_TO_WAIT = 10.  # until a socket takes data, or has some, which it mostly does at once
 
 # {field of a message: the type of its value}
 _FIELDS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dict, 'session': int,
@@ -61,6 +60,8 @@ _TYPES_OF_WORKER_0 = ['compare', 'welcome', 'refused', 'waiting', 'alive', 'go',
 # A list and no set: a stranger may send a `type` without a hash, such as [], and `in` a set would
 # raise.
 _TYPES = _TYPES_OF_WORKERS + _TYPES_OF_WORKER_0
+
+_ENCODER = json.JSONEncoder(sort_keys=True, default=str)  # `json.dumps` would make one each time
 
 
 def seconds_between_signs(dead_after: float) -> float:
@@ -88,6 +89,7 @@ class Lines:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = bytearray()  # the beginning of a line whose end has not come
         self._sending = threading.Lock()  # held while the main thread, or another one, sends
+        connected.settimeout(_SECONDS_TO_WAIT)
 
     def send(self, message: dict) -> None:
         """Sends a message. On a broken connection nothing is raised: the thread that takes messages
@@ -95,7 +97,6 @@ class Lines:
         if 'why' in message:
             message = dict(message, why=shown(message['why'])[:_MOST_CHARACTERS])
         with self._sending, contextlib.suppress(OSError):
-            self.socket.settimeout(_SECONDS_TO_SEND)
             try:
                 self.socket.sendall(_json(message) + b'\n')
             except OSError:
@@ -111,7 +112,6 @@ class Lines:
           OSError: the other side has closed the connection, or it is broken.
           ClusterError: what has come is no message.
         """
-        self.socket.settimeout(_SECONDS_TO_RECEIVE)
         data = self.socket.recv(1 << 16)
         if not data:
             raise ConnectionError('closed')
@@ -132,10 +132,12 @@ class Lines:
 def readable(sockets: typing.Iterable[socket.socket],
              seconds: float) -> typing.List[typing.Any]:
     """The sockets that have data, or whose other side has closed, within some seconds."""
-    with selectors.PollSelector() as selector:  # other selectors take a file descriptor
-        for each in sockets:
-            selector.register(each, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in selector.select(seconds)]
+    # Without `selectors`, whose objects would double the cost of a wait. A step has three of them.
+    by_number = {each.fileno(): each for each in sockets}
+    poll = select.poll()
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    return [by_number[number] for number, _ in poll.poll(1000. * seconds)]
 
 
 def digest_of(value: typing.Any) -> str:
@@ -145,7 +147,7 @@ def digest_of(value: typing.Any) -> str:
 
 def _json(value: typing.Any) -> bytes:
     """A value of JSON's types as JSON. Numbers of numpy in it become texts."""
-    return json.dumps(value, sort_keys=True, default=str).encode('utf-8')
+    return _ENCODER.encode(value).encode('utf-8')
 
 
 def _parsed(line: bytes) -> dict:

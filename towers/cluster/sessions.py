@@ -4,6 +4,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.api.built import BuiltTowers
 from towers.arguments import check_instance
 from towers.cluster.between_steps import replica_refreshes
@@ -173,6 +174,32 @@ class BeginHook(tf.train.SessionRunHook):
                 ', '.join(others) or 'none'))
 
 
+class _PreparedStep(typing.NamedTuple):
+    """A call of a session without feeds, which makes a step."""
+    fetches: typing.Any  # kept, since the key of a `_PreparedStep` has the identities of its leaves
+    positions: typing.List[int]  # of the builds of which it makes a step
+    call: typing.Callable  # with the arguments `options` and `run_metadata` of the session's `run`
+
+
+def _key_of(fetches: typing.Any) -> typing.Optional[tuple]:
+    """What tells fetches from others in a dict: their structure, and the identities of the
+    operations and tensors in it. None for fetches with anything else in them."""
+    if isinstance(fetches, (tf.Operation, tf.Tensor)):
+        return (id(fetches),)
+    if type(fetches) is dict:
+        names = list(fetches)
+        parts = list(fetches.values())
+    elif type(fetches) in (list, tuple):
+        names = []
+        parts = list(fetches)
+    else:
+        return None
+    keys = [_key_of(part) for part in parts]
+    if None in keys:
+        return None
+    return (type(fetches), tuple(names), tuple(keys))
+
+
 class _StepsTogether:
     """The calls of a session: a call that makes a step begins on all workers or on none.
 
@@ -195,17 +222,38 @@ class _StepsTogether:
         self._connection = connection
         # {names that a call has fetched: the positions of the builds of which it makes a step}
         self._known: typing.Dict[tuple, typing.List[int]] = {}
+        self._prepared: typing.Dict[tuple, _PreparedStep] = {}  # by `_key_of` the fetches
 
     def take_over(self) -> None:
         """Makes the session call these methods in the place of its own methods."""
         self._session.run = self.run
         self._session.make_callable = self.make_callable
 
-    def run(self, fetches: typing.Any, *arguments: typing.Any,
-            **keywords: typing.Any) -> typing.Any:
+    def run(self, fetches: typing.Any, feed_dict: typing.Any = None, options: typing.Any = None,
+            run_metadata: typing.Any = None) -> typing.Any:
         """Takes the place of the session's `run`."""
+        if not feed_dict:
+            prepared = self._prepared_step(fetches)
+            if prepared is not None:
+                return self._step(prepared.positions, lambda: compat.called_as_run(
+                    self._session, prepared.call, options=options, run_metadata=run_metadata))
         positions = self._builds_stepped_by(fetches)
-        return self._step(positions, lambda: self._run(fetches, *arguments, **keywords))
+        return self._step(positions, lambda: self._run(fetches, feed_dict, options, run_metadata))
+
+    def _prepared_step(self, fetches: typing.Any) -> typing.Optional['_PreparedStep']:
+        """The prepared call without feeds of some fetches, which makes a step; None if they make no
+        step, or cannot be told from others. Without it, each call of the session would look through
+        its fetches again."""
+        key = _key_of(fetches)
+        if key is None:
+            return None
+        if key not in self._prepared:
+            positions = self._builds_stepped_by(fetches)
+            if not positions:
+                return None
+            call = self._make_callable(fetches, accept_options=True)
+            self._prepared[key] = _PreparedStep(fetches, positions, call)
+        return self._prepared[key]
 
     def make_callable(self, fetches: typing.Any, *arguments: typing.Any,
                       **keywords: typing.Any) -> typing.Callable:
