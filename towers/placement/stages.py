@@ -92,7 +92,7 @@ def place_forward(operations: typing.Iterable[tf.Operation], device: str) -> Non
     library = Library(tf.get_default_graph())
     for op in operations:
         last_stage = _last_stage_of_inputs(op, placed, stages)
-        if last_stage is not None and may_move(op, stages):
+        if last_stage is not None and may_move(op, stages):  # else it stays where it was made
             move(op, last_stage, library)
         # TensorFlow places an operation on a TensorArray, which asks for no device, with the array.
         # Here the operation counts as on the last stage among its inputs: the stage of the loop
