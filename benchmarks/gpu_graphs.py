@@ -10,9 +10,9 @@ No step is run. Of each build it is checked, by `towers.audit` and what the buil
 - variables, slots and the operations of each tower are on the devices of the plan, and the sum of a
   variable's gradients is where the variable is;
 - the bytes that cross between devices in a step are those of the formula: of each trained variable
-  that is on another device than a tower, each whole read by the tower, in each of its micro-batches,
-  and one gradient; of W bytes of replicas on N towers `2 (N - 1) W`; and beside these at most the
-  batch, the outputs, statistics, rows of sparse gradients and scalars.
+  that is on another device than a tower, its value once and one gradient (with stages, the value
+  once for each stage that takes it); of W bytes of replicas on N towers `2 (N - 1) W`; and beside
+  these at most the batch, the outputs, statistics, rows of sparse gradients and scalars.
 
 Each build is a line of `gpus/graphs-<version of TensorFlow>.jsonl`, so that the same command goes
 on where it was; what broke a promise or failed is built again. It ends with a table, and with the
@@ -24,7 +24,6 @@ import argparse
 import collections
 import json
 import os
-import re
 import time
 import typing
 
@@ -38,9 +37,10 @@ from models import registry  # noqa: E402
 from models.classifier import Classifier  # noqa: E402
 import towers  # noqa: E402
 from towers.errors import counted  # noqa: E402
-from towers.graph.graph_walk import bytes_of, leaves_of  # noqa: E402
+from towers.graph.graph_walk import bytes_of, leaves_of, names_of, with_names  # noqa: E402
+from towers.inspect.audit import operations_of_step, sent_tensors  # noqa: E402
 from towers.inspect.findings import bytes_text  # noqa: E402
-from towers.inspect.gpu_kernels import knows_gpu_kernels  # noqa: E402
+from towers.inspect.gpu_kernels import knows_gpu_kernels, moved_operations  # noqa: E402
 from towers.model.objectives import all_pairs  # noqa: E402
 from towers.placement.devices import is_gpu, short_name  # noqa: E402
 from towers.placement.tower_device import operation_device, stages_of  # noqa: E402
@@ -50,7 +50,7 @@ COUNTS = (2, 8)
 
 _EXAMPLES = 16  # of a batch
 _CLASSES = 10
-_SCALAR = 16  # bytes at most
+_SMALL = 16  # bytes at most, as of a scalar
 
 
 class Mode(typing.NamedTuple):
@@ -191,24 +191,32 @@ def check(built, mode=MODES['shared'], without_kernel=()):
       mode: the `Mode` in which it was built.
       without_kernel: types of operations that may lack a GPU kernel.
     """
-    audited = towers.audit(built)
-    crossing = _crossing(built, audited)
-    faults = (_faults_of_audit(audited, without_kernel) + _misplaced_sums(built)
-              + _misfit_bytes(built, mode, crossing))
+    step = operations_of_step(built)
+    sent = sent_tensors(step)
+    crossing = _crossing(built, sent)
+    faults = (_faults_of_audit(built) + _missing_kernels(built, step, without_kernel)
+              + _misplaced_sums(built) + _misfit_bytes(built, mode, step, sent, crossing))
     weights = sum(bytes_of(variable) for _, variable in all_pairs(built.gradients))
     return Checked(faults, weights, crossing)
 
 
-def _faults_of_audit(audited, without_kernel):
-    """The broken promises of an audit, and the operations without a kernel that are not known."""
-    lines = audited.broken + [line for line in audited.notes if 'GPU kernel' in line]
-    return [line for line in lines if not _is_known(line, without_kernel)]
+def _faults_of_audit(built):
+    """The broken promises of an audit, but for kernels, see `_missing_kernels`."""
+    return [line for line in towers.audit(built).broken if 'GPU kernel' not in line]
 
 
-def _is_known(line, without_kernel):
-    """Whether a line of the audit names only operations that may lack a kernel."""
-    types = re.findall(r'\((\w+) of ', line)
-    return 'GPU kernel' in line and 'more)' not in line and set(types) <= set(without_kernel)
+def _missing_kernels(built, step, without_kernel):
+    """A line for each tower and GPU with operations that would be on the CPU for want of a kernel,
+    but for operations of the types `without_kernel`."""
+    found = []
+    for moved in moved_operations(step, built.towers):
+        operations = moved.on_floats + moved.on_others + moved.pulled
+        unknown = [op for op in operations if op.type not in without_kernel]
+        if unknown:
+            found.append('%s of tower %s on %s without a GPU kernel: %s' % (
+                counted(len(unknown), 'operation'), moved.owner, short_name(moved.device),
+                ', '.join('%s (%s)' % (op.name, op.type) for op in unknown[:3])))
+    return found
 
 
 def _misplaced_sums(built):
@@ -233,32 +241,35 @@ class Crossing(typing.NamedTuple):
     Attributes:
       with_cpu: bytes between a CPU and a GPU.
       between_towers: bytes between GPUs of different towers.
-      tensors: the number of all tensors that cross.
+      small: the part of both that is in tensors of at most `_SMALL` bytes.
     """
     with_cpu: int
     between_towers: int
-    tensors: int
+    small: int
 
 
-def _crossing(built, audited):
-    """The `Crossing` of a build, from its audit."""
+def _crossing(built, sent):
+    """The `Crossing` of a build, from the tensors that are sent."""
     tower_of_gpu = {}
     for index, device in enumerate(built.devices):
         tower_of_gpu.update(dict.fromkeys(stages_of(device), index))
-    with_cpu = between_towers = tensors = 0
-    for pair in audited.transfers:
-        tensors += pair.tensors
-        if is_gpu(pair.source) != is_gpu(pair.target):
-            with_cpu += pair.bytes
-        elif tower_of_gpu.get(pair.source) != tower_of_gpu.get(pair.target):
-            between_towers += pair.bytes
-    return Crossing(with_cpu, between_towers, tensors)
+    with_cpu = between_towers = small = 0
+    for (source, target), tensors in sent.items():
+        sizes = list(map(_size, tensors.values()))
+        if is_gpu(source) != is_gpu(target):
+            with_cpu += sum(sizes)
+        elif tower_of_gpu.get(source) != tower_of_gpu.get(target):
+            between_towers += sum(sizes)
+        else:
+            continue  # between stages of one tower
+        small += sum(size for size in sizes if size <= _SMALL)
+    return Crossing(with_cpu, between_towers, small)
 
 
-def _misfit_bytes(built, mode, crossing):
+def _misfit_bytes(built, mode, step, sent, crossing):
     """Lists the bytes between devices that are not those of the formula."""
-    weights = _bytes_of_weights(built)
-    others = _bytes_of_others(built, mode) + _SCALAR * crossing.tensors
+    weights = _bytes_of_weights(built, step)
+    others = _bytes_of_others(built, mode, step) + crossing.small
     with_cpu = between_towers = 0
     if not mode.has_weights_on_gpus:
         with_cpu = weights
@@ -269,57 +280,117 @@ def _misfit_bytes(built, mode, crossing):
                                ('GPUs of different towers', crossing.between_towers,
                                 between_towers)):
         if not least <= count <= least + others:
-            found.append('%s cross between %s, and the formula gives %s, with at most %s beside' % (
-                bytes_text(count), name, bytes_text(least), bytes_text(others)))
+            found.append('%s cross between %s, and the formula gives %s, with at most %s beside; '
+                         'the largest: %s' % (
+                             bytes_text(count), name, bytes_text(least), bytes_text(others),
+                             _largest(sent)))
     return found
 
 
-def _bytes_of_weights(built):
-    """The bytes of reads of the trained variables and of their gradients that cross in a step."""
+def _largest(sent):
+    """The names of the largest tensors that are sent, with their sizes."""
+    tensors = {}
+    for tensors_of_pair in sent.values():
+        tensors.update(tensors_of_pair)
+    largest = sorted(tensors.values(), key=_size, reverse=True)
+    return ', '.join('%s %s' % (tensor.name, bytes_text(_size(tensor))) for tensor in largest[:4])
+
+
+class _Trained(typing.NamedTuple):
+    """A trained variable.
+
+    Attributes:
+      variable: the variable.
+      has_dense_gradient: whether a tower's gradient of it is a tensor, and not rows.
+    """
+    variable: tf.Variable
+    has_dense_gradient: bool
+
+
+def _trained_variables(built):
+    """List of the `_Trained` variables, one for each loss that trains them."""
+    found = []
+    pairs_of_towers = [tower.pairs for tower in built.towers]
+    for pairs in zip(*pairs_of_towers):  # the towers' gradients of one variable
+        gradients = [gradient for gradient, _ in pairs]
+        found.append(_Trained(variable=pairs[0][1], has_dense_gradient=any(
+            isinstance(gradient, tf.Tensor) for gradient in gradients)))
+    return found
+
+
+def _bytes_of_weights(built, step):
+    """The bytes of reads of the trained variables and of their gradients that cross in a step.
+
+    A tower on another device than the variable's gets the value once, each of its stages for
+    itself, and gives one gradient.
+    """
+    trained = _trained_variables(built)
     if built.replicas is not None:
-        sizes = [bytes_of(variable) for gradient, variable in all_pairs(built.gradients)
-                 if isinstance(gradient, tf.Tensor)]
+        sizes = [bytes_of(each.variable) for each in trained if each.has_dense_gradient]
         return 2 * (len(built.devices) - 1) * sum(sizes)
     total = 0
-    for gradient, variable in all_pairs(built.gradients):
+    seen = set()
+    for variable, has_dense_gradient in trained:
         device = operation_device(variable.op)
-        elsewhere = [tower for tower in built.towers if device not in stages_of(tower.device)]
-        # Tower 0's number is that of each tower; with copies='reuse' the others share its L2 losses.
-        times = len(elsewhere) * _num_reads(variable, built.towers[0])
-        if isinstance(gradient, tf.Tensor):
-            times += len({tower.index for tower in elsewhere})
-        total += times * bytes_of(variable)
+        for tower_device in built.devices:
+            stages = stages_of(tower_device)
+            times = 0
+            if variable.op.name not in seen:
+                times = len(_taking_devices(variable, step).intersection(stages) - {device})
+            if has_dense_gradient and device not in stages:
+                times += 1
+            total += times * bytes_of(variable)
+        seen.add(variable.op.name)  # a variable that two losses train is read once
     return total
 
 
-def _num_reads(variable, tower):
-    """How often the forward pass of a tower reads a whole variable."""
-    takers = variable.op.outputs[0].consumers()
-    return sum(op.type == 'ReadVariableOp' and op.name in tower.forward for op in takers)
+def _taking_devices(variable, step):
+    """The devices on which operations of a step take the whole value of a variable."""
+    names = names_of(step)
+    devices = set()
+    for read in variable.op.outputs[0].consumers():
+        if read.type == 'ReadVariableOp' and read.name in names:
+            takers = with_names(read.outputs[0].consumers(), names)
+            devices.update(map(operation_device, takers))
+    return devices
 
 
-def _bytes_of_others(built, mode):
+def _bytes_of_others(built, mode, step):
     """What may cross beside the weights and gradients, in bytes.
 
-    That are the batch and the outputs; for each tower the variables that are not trained; with
-    `batch_norm='sync'` the statistics of each norm, which have the size of its moving averages, to
-    the sum and back, forward and backward; the rows that are looked up, with their
-    numbers, and those of sparse gradients, with replicas for each tower.
+    That are
+
+    - the batch, to each stage of its tower once, and the outputs;
+    - the rows that are looked up, with their numbers, and those of sparse gradients, with replicas
+      for each tower;
+    - of the variables that are not trained, what each operation of the step reads or writes;
+    - with `batch_norm='sync'` the statistics of each norm, which have the size of its moving
+      averages, to the sum and back, forward and backward.
     """
-    copies_of_rows = 1 if built.replicas is None else 2 * len(built.devices)
-    total = sum(map(_size, leaves_of([tower.inputs for tower in built.towers])))
+    stages = len(stages_of(built.devices[0]))
+    total = stages * sum(map(_size, leaves_of([tower.inputs for tower in built.towers])))
     total += sum(map(_size, leaves_of([built.predictions, built.metrics, built.loss])))
-    trained = set()
-    for gradient, variable in all_pairs(built.gradients):
-        trained.add(variable.op.name)
+    names_of_trained = set()
+    for variable, _ in _trained_variables(built):
+        names_of_trained.add(variable.op.name)
         for op in variable.op.outputs[0].consumers():
             if op.type == 'ResourceGather':
-                total += _size(op.inputs[1]) + _size(op.outputs[0])
-        if isinstance(gradient, tf.IndexedSlices):
-            total += copies_of_rows * (_size(gradient.values) + _size(gradient.indices))
-    state = sum(bytes_of(each) for each in built.variables if each.op.name not in trained)
-    exchanges = 4 if mode.options.get('batch_norm') == 'sync' else 0
-    return total + (1 + exchanges) * len(built.devices) * state
+                total += stages * (_size(op.inputs[1]) + _size(op.outputs[0]))
+    copies_of_rows = 1 if built.replicas is None else 2 * len(built.devices)
+    for tower in built.towers:
+        for gradient, _ in tower.pairs:
+            if isinstance(gradient, tf.IndexedSlices):
+                total += copies_of_rows * (_size(gradient.values) + _size(gradient.indices))
+    names = names_of(step)
+    state = 0
+    for variable in built.variables:
+        if variable.op.name not in names_of_trained:
+            state += bytes_of(variable)
+            takers = with_names(variable.op.outputs[0].consumers(), names)
+            total += stages * len(takers) * bytes_of(variable)
+    if mode.options.get('batch_norm') == 'sync':
+        total += 4 * len(built.towers) * state
+    return total
 
 
 def _size(tensor):

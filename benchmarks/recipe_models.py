@@ -216,7 +216,8 @@ def _loop(words, following):
             state, output = _lstm_step(read.read(number), state, output, 'cell')
             return number + 1, state, output, array.write(number, output)
         _, _, _, written = tf.while_loop(
-            lambda number, *_: number < _LENGTH, step, (0, start, start, written))
+            lambda number, *_: number < _LENGTH, step, (0, start, start, written),
+            maximum_iterations=_LENGTH)
     hidden = tf.transpose(written.stack(), [1, 0, 2])
     hidden.set_shape([None, _LENGTH, _WIDTH])
     return tf.reduce_mean(_cross_entropy(following, _dense(hidden, _WORDS, 'logits')))

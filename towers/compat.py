@@ -553,6 +553,24 @@ def contexts_around(op: tf.Operation) -> typing.List[typing.Any]:
     return found
 
 
+def begins_of_iteration(op: tf.Operation) -> typing.Set[str]:
+    """The names of the operations for which TensorFlow makes an operation in a loop (v1) wait, so
+    that it runs once in each iteration: those of the innermost loop. Empty outside of loops."""
+    context = control_flow_context(op)
+    if context is None or not context.IsWhileContext():
+        return set()
+    pivots = [context._pivot_for_pred, context._pivot_for_body]
+    return {pivot.op.name for pivot in pivots if pivot is not None}
+
+
+def led_into_loop(tensor: tf.Tensor, op: tf.Operation) -> tf.Tensor:
+    """What operations take in the place of a tensor from outside, in the loops (v1) that an
+    operation is in: an `Enter` of the tensor, of which there is one in each loop; the tensor itself
+    where the operation is in none."""
+    context = control_flow_context(op)
+    return tensor if context is None else context.AddValue(tensor)
+
+
 def restore_context(original: typing.Any, definition: typing.Any):
     """Makes the object of a loop or branch (v1) whose operations were imported: an import makes
     none, and the gradient of such an operation needs it.

@@ -210,14 +210,19 @@ def in_a_loop(x, y):
     return linear(out, y)
 
 
+def product(x, y):
+    """TensorFlow itself puts a part of the gradient of a product on the CPU."""
+    return linear(x * tf.reduce_prod(tf.get_variable('factors', [2], x.dtype)), y)
+
+
 def reset(x, y):
     with tf.device(None):
         h = tf.tanh(x, name='anywhere')
     return linear(h, y)
 
 
-@pytest.mark.parametrize('model_fn, operation, where, copies', first_fast(1, [
-    (on_cpu_0, 'Tanh', '/cpu:0', 'clone'), (by_a_function, 'Tanh', '/cpu:0', 'reuse'),
+@pytest.mark.parametrize('model_fn, operation, where, copies', first_fast(2, [
+    (on_cpu_0, 'Tanh', '/cpu:0', 'clone'), (product, 'gradients/', '/cpu:0', 'reuse'), (by_a_function, 'Tanh', '/cpu:0', 'reuse'),
     (in_a_loop, 'while/Tanh', '/cpu:0', 'clone'),
     (reset, 'anywhere', 'no device', 'clone')]),
     ids=lambda value: getattr(value, '__name__', ''))

@@ -11,9 +11,9 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from sample_models import (assert_equal_runs, l2_of_kernels, momentum, on_towers, one_device,
-                           SAMPLES, switched)
+                           SAMPLES, sequences, switched, while_loop_rnn)
 from towers import compat
-from towers.errors import AuditError, PrecisionError
+from towers.errors import AuditError, ModelFunctionError, PrecisionError
 from towers.placement.numerics import (converted_operations, describe_xla, rewrite_field,
                                        use_precision, xla_clusters)
 
@@ -169,6 +169,13 @@ def test_the_numbers_are_those_of_one_device(name):
     plain = one_device(sample.model_fn, sample.data(8), momentum, ours.initial,
                        penalty=l2_of_kernels if sample.decays else None)
     assert_equal_runs(ours, plain)
+
+
+@pytest.mark.usefixtures('control_flow_v1')
+def test_a_loop_without_bound_is_refused():
+    with pytest.raises(ModelFunctionError, match="pass maximum_iterations= to it, as tf.nn.dynamic"):
+        towers.build_towers(while_loop_rnn, sequences(4), momentum(), 2,
+                            numerics=towers.Numerics(xla=True))
 
 
 # ---- what TensorFlow really does, in processes with oneDNN on and off ----------------------------

@@ -26,7 +26,7 @@ from towers.model.request import Request
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Combined, all_reduce, combine
 from towers.reduce.loss_scale import ScaledLosses
-from towers.reduce.micro_batches import add_up_micro_batches
+from towers.reduce.micro_batches import add_up_micro_batches, share_reads_of_micro_batches
 from towers.reduce.replicas import check_no_replicas
 from towers.roles.metric_counters import join_counters
 from towers.shards.batch_inputs import (
@@ -358,6 +358,7 @@ def combine_towers(tower_set: TowerSet) -> typing.Any:
         return Combined([])
     gradients = [tower.gradients for tower in towers]
     if request.split.accumulate > 1:
+        share_reads_of_micro_batches(tower_set)
         gradients = add_up_micro_batches(towers, request.split.accumulate, request.memory.schedule)
     # Gradients with respect to the shards: they go on to the variables upstream of the inputs.
     gradients_of_shards = [tower.of_shard for tower in towers]

@@ -18,7 +18,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.api.make_towers import begin_step, exchange_values, factors_of_losses, order_writes
-from towers.capture.record import Recorded, put_on_devices, record
+from towers.capture.record import Recorded, put_on_devices, record, with_shared_reads
 from towers.copies.tower_set import TowerSet
 from towers.errors import ModelFunctionError, SharedVariableError
 from towers.gradients.backward_pass import Differentiated, TowerGradients
@@ -82,6 +82,7 @@ def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVar
             recorded = record(request, batch, index)
             _check_made_by_name(recorded)
             put_on_devices(recorded, request, part.device)
+            recorded = with_shared_reads(recorded, request)
             if common is None:  # the first call has made the variables
                 common = _common(request, batch, upstream, scaled_losses)
             calls.append(_completed(recorded, index, request, batch, common))

@@ -15,7 +15,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.capture.record import Recorded, put_on_devices, record
+from towers.capture.record import Recorded, put_on_devices, record, with_shared_reads
 from towers.capture.stage_cuts import StageCuts
 from towers.copies.copy import Copies, TowerCopy
 from towers.copies.substitution import Substitution
@@ -263,6 +263,8 @@ def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
     # `ownership` makes the towers' own state on the device of its stage, so stages come first. It
     # takes writes that become updates out of the forward pass, so it comes before `differentiate`.
     cuts = put_on_devices(recorded, request, request.split.parts[0].device)
+    recorded = with_shared_reads(recorded, request)
+    call = call._replace(recorded=recorded)
     trained = trained_variables(request.training.objectives)
     # `ownership` gets this function as an argument, since its room is below the room of replicas.
     replicas_maker: typing.Optional[typing.Callable] = None

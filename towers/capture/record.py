@@ -24,8 +24,14 @@ from towers.model.outputs import ModelOutput, call_model_fn, to_model_output
 from towers.model.request import Request
 from towers.placement.loop_state import keep_arrays_with_readers, keep_stacks_with_loops
 from towers.placement.numerics import compiled
+from towers.placement.shared_reads import share_reads
 from towers.placement.stages import place_forward, says_stages
-from towers.placement.tower_device import TowerDevice, check_reads_in_loops, stages_of
+from towers.placement.tower_device import (
+    TowerDevice,
+    all_devices,
+    check_reads_in_loops,
+    stages_of,
+)
 from towers.shards.cut_batch import CutBatch
 from towers.variables.new_variables import DirectVariable, NewVariables
 from towers.whole_batch.batch_values import is_batch_value
@@ -302,6 +308,17 @@ def put_on_devices(recorded: Recorded, request: Request,
     # `tf.map_fn` fills an array before its loop, perhaps on another stage than the loop's.
     keep_arrays_with_readers(operations, device)
     return cuts
+
+
+def with_shared_reads(recorded: Recorded, request: Request) -> Recorded:
+    """The recorded forward pass with one read of each variable, where that saves transfers.
+
+    This comes after `put_on_devices`, since an operation that leads a value into a loop goes to the
+    device of what takes it there.
+    """
+    devices = all_devices(part.device for part in request.split.parts)
+    operations = share_reads(recorded.operations, recorded.owned, devices)
+    return recorded._replace(operations=operations)
 
 
 def _movable_variables(recorded: Recorded, request: Request) -> typing.Set[str]:

@@ -1,11 +1,13 @@
 """The backward pass of a tower: a tower with the gradients of its losses, as a value."""
 
 import collections
+import contextlib
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers.capture.record import Recorded
+from towers.errors import ModelFunctionError
 from towers.gradients.gradient_pairs import gradients_of, tensors_of
 from towers.gradients.optimizer_methods import OwnComputeGradients, computed_pairs
 from towers.gradients.stateless_random import (
@@ -268,7 +270,8 @@ class TowerGradients:
         with Recording(tf.get_default_graph()) as made:
             loss = self._scaled(data_loss, objective, scale)
             optimizer = self._optimizer_of_tower(objective)
-            pairs = computed_pairs(optimizer, loss, self._trained[objective.name])
+            with _naming_unbounded_loops():
+                pairs = computed_pairs(optimizer, loss, self._trained[objective.name])
             if inputs_from_variables:
                 gradients = tf.gradients(loss, inputs_from_variables)
                 shard_pairs = list(zip(gradients, inputs_from_variables))
@@ -328,6 +331,22 @@ def _one_after(loss: tf.Tensor) -> tf.Tensor:
     one = tf.ones([], loss.dtype)
     one_by_choice = tf.where(tf.is_nan(loss), one, one)  # TensorFlow does not see that it is 1
     return tf.stop_gradient(one_by_choice)  # the gradient of the loss is not taken through it
+
+
+@contextlib.contextmanager
+def _naming_unbounded_loops() -> typing.Iterator[None]:
+    """A context in which gradients are taken. It raises a `ModelFunctionError` where TensorFlow
+    cannot differentiate a loop (v1) that XLA is to compile, since the loop may have any number of
+    iterations: the values that it keeps for the backward pass need a static size."""
+    try:
+        yield
+    except ValueError as error:
+        if 'inside XLA while_loop' not in str(error):
+            raise
+        raise ModelFunctionError(
+            'XLA is to compile a tf.while_loop without maximum_iterations, and TensorFlow cannot '
+            'differentiate it (%s): pass maximum_iterations= to it, as tf.nn.dynamic_rnn does, or '
+            'build without Numerics(xla=True).' % str(error).split('\n', 1)[0]) from error
 
 
 def _give_seeds(request: Request, forward: list, backward: list, fetches: list,

@@ -76,6 +76,10 @@ class Transfers(typing.NamedTuple):
         return text
 
 
+SentTensors = typing.Dict[typing.Tuple[str, str], typing.Dict[str, tf.Tensor]]
+"""{(source, target): {name of a tensor: the tensor}}; a target gets a tensor once, for all takers.
+"""
+
 _MOST_TRANSFERS = 6  # pairs of devices that an audit prints one by one
 
 
@@ -143,7 +147,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if run_metadata is not None:
         check_instance('run_metadata', run_metadata, tf.RunMetadata, 'a tf.RunMetadata, or None')
-    operations = _operations_of_step(built)
+    operations = operations_of_step(built)
     findings = list(_findings_of_order(operations))
     findings += findings_of_variables(built, lambda variable: without_localhost(variable.device))
     findings += _findings_of_operations(built, operations)
@@ -158,7 +162,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
         transfers=_transfers(operations))
 
 
-def _operations_of_step(built: BuiltTowers) -> typing.List[tf.Operation]:
+def operations_of_step(built: BuiltTowers) -> typing.List[tf.Operation]:
     """List of the operations that a step may run: for the update by all losses, for the update by
     each loss, for the losses and for the predictions."""
     train_ops = [built.train_op] + list(built.train_ops.values())
@@ -395,18 +399,22 @@ def _some_with_types(operations: typing.Iterable[tf.Operation]) -> str:
 
 def _transfers(operations: typing.Iterable[tf.Operation]) -> typing.List[Transfers]:
     """The `Transfers` of a step for each pair of devices, the largest first."""
-    # {(source, target): {name of a tensor: tensor}}; a target gets a tensor once, for all takers
-    sent: typing.Dict[tuple, typing.Dict[str, tf.Tensor]] = collections.OrderedDict()
+    transfers = []
+    for (source, target), tensors in sent_tensors(operations).items():
+        transfers.append(_transfers_of_pair(source, target, tensors.values()))
+    return sorted(transfers, key=lambda transfers_of_pair: -transfers_of_pair.bytes)
+
+
+def sent_tensors(operations: typing.Iterable[tf.Operation]) -> SentTensors:
+    """The tensors that a step of these operations sends from each device to each other one."""
+    sent: SentTensors = collections.OrderedDict()
     for op in operations:
         target = operation_device(op)
         for tensor in op.inputs:
             source = operation_device(tensor.op)
             if _crosses(tensor, source, target):
                 sent.setdefault((source, target), {})[tensor.name] = tensor
-    transfers = []
-    for (source, target), tensors in sent.items():
-        transfers.append(_transfers_of_pair(source, target, tensors.values()))
-    return sorted(transfers, key=lambda transfers_of_pair: -transfers_of_pair.bytes)
+    return sent
 
 
 def _transfers_of_pair(source: str, target: str, tensors: typing.Collection[tf.Tensor]

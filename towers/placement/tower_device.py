@@ -355,8 +355,10 @@ def was_placed_by_program(op: tf.Operation, tower: typing.Any, first: typing.Any
     """
     original = op  # the same operation in the first tower
     if tower is not first:
-        name_in_tower = op.name[len(tower.name_scope):]
-        original = operation_named(op.graph, first.name_scope + name_in_tower)
+        # Where the tower has a call of its own (copies='reuse'), TensorFlow names a gradient after
+        # the operation that it is of: `'tower_1/gradients/tower_1/Prod_grad/mul'`.
+        name_in_first = op.name.replace(tower.name_scope, first.name_scope)
+        original = operation_named(op.graph, name_in_first)
     if original is None:  # only this tower has the operation: the program has not made it
         return False
     if follows_tower(original):
