@@ -78,6 +78,17 @@ def test_bytes_that_do_not_fit_are_a_fault():
                               'gives 0 bytes, ')
 
 
+def test_a_weight_that_crosses_twice_is_a_fault():
+    def in_branch(x, y):
+        kernel = tf.get_variable('kernel', [6, 500], tf.float64)
+        more = tf.cond(tf.reduce_mean(x) > 0., lambda: tf.reduce_mean(tf.matmul(x, kernel)),
+                       lambda: tf.zeros([], tf.float64))
+        return tf.reduce_mean(tf.square(tf.matmul(x, kernel))) + more + tf.reduce_mean(y)
+    with samples.switched('control_flow_v2', False):
+        [fault] = check(built_for_gpus(in_branch)).faults
+    assert 'and the formula gives 96.0 kB, ' in fault  # 24 kB to each of 2 towers, and from each
+
+
 def test_a_sum_that_is_not_where_its_variable_is_is_a_fault():
     def elsewhere(pairs):
         with tf.device('/gpu:1'):
