@@ -26,6 +26,13 @@ def decayed(x, y):
     return loss + .1 * tf.nn.l2_loss(kernel) + .1 * tf.reduce_mean(tf.abs(kernel))
 
 
+def with_registered_loss(x, y):
+    """A kernel with an L2 loss, which a layer reads before that."""
+    kernel = tf.get_variable('kernel', [6, 3], tf.float64,
+                             regularizer=lambda weights: .1 * tf.nn.l2_loss(weights))
+    return mean_squared_error(tf.matmul(x, kernel), y)
+
+
 def in_loops(x, y):
     """A kernel that is read in a loop, in a loop in it, and before both."""
     kernel = tf.get_variable('kernel', [3, 3], tf.float64)
@@ -88,6 +95,14 @@ def test_a_weight_is_sent_once_however_often_it_is_read():
     expected = sum(HALF.values()) + KERNEL
     assert sent_to_second(decayed, samples.vectors(BATCH)) == expected
     assert sent_to_second(decayed, samples.vectors(BATCH), copies='reuse') == expected
+
+
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_a_weight_with_an_l2_loss_is_sent_once(copies):
+    sent = sent_to_second(with_registered_loss, samples.vectors(BATCH), copies=copies,
+                          regularization='add')
+    # Beside the shard and the kernel there are scalars, of the loss and of its gradient.
+    assert sum(HALF.values()) + KERNEL <= sent < sum(HALF.values()) + 2 * KERNEL
 
 
 def test_micro_batches_of_a_tower_get_a_weight_once():

@@ -15,7 +15,7 @@ from towers.api.options import Memory, Numerics, Objective, Pipeline, VariablePl
 from towers.api.train_ops import Update, update_variables
 from towers.capture.finished_model import FinishedModel
 from towers.capture.model_inputs import Entries, entries_of
-from towers.copies.tower_set import TowerSet
+from towers.copies.tower_set import TowerSet, share_reads_in_towers
 from towers.errors import InputError, counted
 from towers.graph.graph_walk import operation_names
 from towers.graph.waits import Wait
@@ -26,7 +26,7 @@ from towers.model.request import Request
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Combined, all_reduce, combine
 from towers.reduce.loss_scale import ScaledLosses
-from towers.reduce.micro_batches import add_up_micro_batches, share_reads_of_micro_batches
+from towers.reduce.micro_batches import add_up_micro_batches
 from towers.reduce.replicas import check_no_replicas
 from towers.roles.metric_counters import join_counters
 from towers.shards.batch_inputs import (
@@ -162,6 +162,7 @@ def build_towers(model: typing.Any, inputs: typing.Any, optimizer: typing.Any,
             finished.assert_scalars()
         scaled_losses = _scaled_losses(request)
         tower_set = make_towers(request, batch, upstream, scaled_losses)
+        share_reads_in_towers(tower_set)
         outputs, metric_waits = merge_outputs(tower_set)
         combined = combine_towers(tower_set)
         exchange = None
@@ -358,7 +359,6 @@ def combine_towers(tower_set: TowerSet) -> typing.Any:
         return Combined([])
     gradients = [tower.gradients for tower in towers]
     if request.split.accumulate > 1:
-        share_reads_of_micro_batches(tower_set)
         gradients = add_up_micro_batches(towers, request.split.accumulate, request.memory.schedule)
     # Gradients with respect to the shards: they go on to the variables upstream of the inputs.
     gradients_of_shards = [tower.of_shard for tower in towers]

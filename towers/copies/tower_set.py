@@ -1,9 +1,13 @@
-"""The towers of a build, and what they were made of."""
+"""The towers of a build, and what they were made of.
+
+Its test is tests/placement/test_shared_reads.py.
+"""
 
 import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.capture.record import Recorded
 from towers.capture.stage_cuts import StageCuts
 from towers.gradients.backward_pass import TowerGradients
@@ -11,6 +15,8 @@ from towers.gradients.tower import Tower
 from towers.graph.waits import Wait
 from towers.model.losses import Losses
 from towers.model.request import Request
+from towers.placement.shared_reads import can_be_shared, reads_to_share, variable_of
+from towers.placement.tower_device import all_devices
 from towers.recompute.rewrite import Recomputed
 from towers.roles.ownership import Roles
 from towers.shards.cut_batch import CutBatch
@@ -59,3 +65,34 @@ class TowerSet(typing.NamedTuple):
         """Whether all examples of a step are in one shard, on a single tower. In a cluster this
         needs workers that make steps of their own, as on asynchronous parameter servers."""
         return len(self.towers) == 1 and self.request.has_whole_batch
+
+
+def share_reads_in_towers(tower_set: TowerSet) -> None:
+    """Makes all operations of a tower take a weight that the forward pass does not write from one
+    read, so that the weight is sent to the tower once a step.
+
+    The micro-batches of a tower then take what its first one has read: until the backward pass of a
+    micro-batch begins, the tower needs most of the weights anyway. With `copies='reuse'` the
+    gradients of the L2 losses, which tower 0 has for all towers, take the read of their own tower.
+    """
+    recorded = tower_set.recorded
+    devices = all_devices(tower_set.request.devices)
+    for reads in reads_to_share(recorded.operations, recorded.owned, devices).values():
+        handle = variable_of(reads[0]).outputs[0]
+        readers = [op for op in handle.consumers() if can_be_shared(op)]
+        reads_of_towers: typing.Dict[int, tf.Operation] = {}  # by the index of the tower
+        for part in tower_set.towers:
+            for read in part.own(readers):
+                reads_of_towers.setdefault(part.index, read)
+        for part in tower_set.towers:
+            if part.index in reads_of_towers:
+                _take_from(reads_of_towers[part.index], readers, part)
+
+
+def _take_from(shared: tf.Operation, readers: typing.Iterable[tf.Operation], part: Tower) -> None:
+    """Makes the operations of a micro-batch that take a value of `readers` take that of `shared`.
+    """
+    for read in readers:
+        if read is not shared:
+            takers = part.own(read.outputs[0].consumers())
+            compat.replace_tensor(read.outputs[0], shared.outputs[0], takers)

@@ -17,7 +17,6 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.copies.tower_set import TowerSet
 from towers.errors import InvalidArgumentError
 from towers.gradients.gradient_pairs import tensors_of
 from towers.gradients.tower import Tower
@@ -25,9 +24,8 @@ from towers.graph import graph_walk
 from towers.graph.op_types import PLACEHOLDERS
 from towers.graph.order import BACK, Frames, awaited_names, find_cycle
 from towers.graph.variable_access import Writes, initializers, is_variable
-from towers.placement.shared_reads import can_be_shared, reads_to_share, variable_of
 from towers.placement.stages import check_stages
-from towers.placement.tower_device import all_devices, stages_of
+from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import only_device
 from towers.reduce.combination import Pairs, add_up, by_variable
 from towers.reduce.schedules import BACKWARD, FORWARD, Pass, stage_order
@@ -121,23 +119,6 @@ def _add_up_gradients(micro_batches: typing.Sequence[Tower], backward_order: typ
         sums = [op for op in made.operations if _may_wait(op, names_of_initialization)]
         _add_to_backward_passes(operations[index], sums, stages)
     return total
-
-
-def share_reads_of_micro_batches(tower_set: TowerSet) -> None:
-    """Makes all micro-batches of a tower take the weights that its first one has read, so that each
-    weight is sent to the tower once a step. Until the backward pass of a micro-batch begins, the
-    tower needs most of the weights anyway."""
-    recorded = tower_set.recorded
-    devices = all_devices(tower_set.request.devices)
-    for reads in reads_to_share(recorded.operations, recorded.owned, devices).values():
-        variable = variable_of(reads[0])
-        readers = [op for op in variable.outputs[0].consumers() if can_be_shared(op)]
-        reads_of_towers: typing.Dict[int, tf.Operation] = {}  # by the index of the tower
-        for part in tower_set.towers:
-            for read in part.own(readers):
-                first = reads_of_towers.setdefault(part.index, read)
-                if first is not read:
-                    compat.replace_tensor(read.outputs[0], first.outputs[0])
 
 
 def _run_stages(operations: typing.Sequence[OperationsOfPasses],
