@@ -97,6 +97,11 @@ def words(seq, units=0):
     return tf.tensordot(seq, variable('s', [4, units] if units else [4]), 1)
 
 
+def samples(seq):
+    """A signal of each example: [n, 20]."""
+    return tf.reshape(seq, [-1, 20]) * variable('gain', [20])
+
+
 def cross_entropies(labels, logits):
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
@@ -1017,6 +1022,34 @@ def spectrum_over_batch(x):
 
 
 @coupled
+def short_time_spectrum_over_batch(x):
+    return average(tf.abs(tf.signal.stft(tf.transpose(hidden(x)), 4, 2)))
+
+
+@coupled
+def as_many_samples_as_examples(seq):
+    return average(tf.abs(tf.signal.rfft(samples(seq)[:, :size(seq)])))
+
+
+@coupled
+def spectrum_as_long_as_the_batch(seq):
+    return average(tf.abs(tf.signal.rfft(samples(seq), size(seq)[None])))
+
+
+@coupled
+def frames_padded_by_a_mean(seq):
+    signal = samples(seq)
+    padded = tf.signal.frame(signal, 8, 3, pad_end=True, pad_value=average(signal))
+    return average(tf.reduce_max(padded, 2))
+
+
+@coupled
+def overlapping_examples(seq):
+    signal = tf.signal.overlap_and_add(tf.transpose(words(seq, 3), [1, 0, 2]), 2)
+    return average(tf.square(signal))
+
+
+@coupled
 def matrix_diag_of_examples(x):
     return average(tf.square(tf.matrix_inverse(tf.matrix_diag(score(x) + 9.) + 1.)))
 
@@ -1709,6 +1742,40 @@ def diagonal_metric_of_each_example(x, z):
 def spectrum_of_each_example(seq):
     h = words(seq, 3)
     return average(tf.abs(tf.signal.fft(tf.transpose(tf.complex(h, h * h), [0, 2, 1]))))
+
+
+@independent
+def spectra_of_many_scales(seq):
+    signal = samples(seq)
+    loss = 0.
+    for length in (4, 8):
+        made, given = [tf.abs(tf.signal.stft(sound, length, length // 4, pad_end=True))
+                       for sound in (signal, tf.tanh(signal))]
+        loss += average(tf.abs(made - given)) + average(
+            tf.square(tf.log(made + .1) - tf.log(given + .1)))
+    return loss
+
+
+@independent
+def mel_spectrum_of_each_example(seq):
+    spectrum = tf.abs(tf.signal.stft(samples(seq), 8, 4))
+    mel = tf.tensordot(spectrum, tf.signal.linear_to_mel_weight_matrix(3, 5, 8000), 1)
+    return average(tf.square(tf.signal.mfccs_from_log_mel_spectrograms(tf.log(mel + .1))))
+
+
+@independent
+def signal_of_a_masked_spectrum(seq):
+    spectrum = tf.signal.stft(samples(seq), 8, 4)
+    mask = tf.sigmoid(variable('mask', [5]))
+    signal = tf.signal.inverse_stft(spectrum * tf.cast(mask, tf.complex64), 8, 4,
+                                    window_fn=tf.signal.inverse_stft_window_fn(4))
+    return average(tf.square(signal))
+
+
+@independent
+def all_examples_by_their_number(seq):
+    signal = samples(seq)
+    return average(tf.square(signal[:size(signal), 2:]))
 
 
 @independent

@@ -142,8 +142,18 @@ def looked_up_once(table, ids, narrow=None):
     return tf.gather(tf.gather(table, different), which)
 
 
+def hidden(number):
+    """A number whose value no graph tells."""
+    return tf.placeholder_with_default(number, [])
+
+
 def complex_of(x):
     return tf.complex(x, 2 * x)
+
+
+def signal_of(b):
+    """12 samples of each example, of the type that every TensorFlow transforms."""
+    return tf.reshape(tf.cast(b.seq, tf.float32), [-1, 12])
 
 
 def diagonals(values, numbers, padding):
@@ -251,6 +261,17 @@ CASES = {
     'ones': (lambda b: tf.ones([2 * b.n, 4]), per_example(0, inner=2)),
     'ones_of_square': (lambda b: tf.ones([b.n, b.n]), UNKNOWN),
     'ones_of_one_more': (lambda b: tf.ones([b.n + 1]), UNKNOWN),
+    'rounded_down': (lambda b: tf.reshape(b.x, [b.n * (tf.shape(b.x)[1] // 3), 4]), EACH),
+    'rounded_up': (lambda b: tf.reshape(b.x, [b.n * -(-tf.shape(b.x)[1] // 3), 2]),
+                   per_example(0, inner=2)),
+    'rounded_number_of_examples': (
+        lambda b: b.total / tf.cast(b.n // 2, tf.float64), STATISTIC),
+    'minus_the_number_of_examples': (
+        lambda b: b.total / -tf.cast(-(-b.n), tf.float64), MEAN),
+    'broadcast_to_a_hidden_shape': (lambda b: b.x * tf.reduce_sum(tf.broadcast_to(
+        b.w[0], tf.placeholder_with_default([3, 4], [None]))), EACH),
+    'broadcast_to_a_shape_of_the_shard': (lambda b: tf.reduce_sum(tf.broadcast_to(
+        b.w[0], tf.stack([b.n // 2, 4]))), STATISTIC),
     'broadcast': (lambda b: tf.broadcast_to(b.w[0], [b.n, 4]), EACH),
     'broadcast_rows': (lambda b: tf.broadcast_to(
         tf.placeholder_with_default(b.w, [None, 4]), [b.n, 4]), UNKNOWN),
@@ -280,6 +301,30 @@ CASES = {
     'tiled_rows': (lambda b: tf.tile(b.w, [b.n, 1]), UNKNOWN),
     'padded': (lambda b: tf.pad(b.x, [[0, 0], [1, 1]]), EACH),
     'padded_examples': (lambda b: tf.pad(b.x, [[1, 0], [0, 0]]), UNKNOWN),
+    'padded_with_ones': (
+        lambda b: tf.pad(b.x, [[0, 0], [1, 1]], constant_values=1), EACH),
+    'padded_examples_with_ones': (
+        lambda b: tf.pad(b.x, [[1, 0], [0, 0]], constant_values=1), UNKNOWN),
+    'padded_with_mean': (
+        lambda b: tf.pad(b.x, [[0, 0], [1, 1]], constant_values=b.mean), UNKNOWN),
+    'mean_padded_with_ones': (lambda b: tf.pad(
+        tf.reduce_mean(b.x, 0), [[1, 1]], constant_values=1), MEAN),
+    'sum_padded_with_ones': (lambda b: tf.pad(
+        tf.reduce_sum(b.x, 0), [[1, 1]], constant_values=1) / b.count, STATISTIC),
+    'sum_padded_with_given_zeros': (lambda b: tf.raw_ops.PadV2(
+        input=tf.reduce_sum(b.x, 0), paddings=[[1, 1]],
+        constant_values=tf.constant(0., tf.float64)) / b.count, MEAN),
+    'padded_with_mean_by_sum': (lambda b: tf.pad(
+        tf.reduce_sum(b.x, 0), [[1, 1]], constant_values=b.mean), UNKNOWN),
+    'padded_by_number_of_examples': (lambda b: tf.pad(b.x, [[0, 0], [0, b.n]]), STATISTIC),
+    'padded_by_joined_rows': (lambda b: tf.pad(
+        b.x, tf.concat([tf.zeros([1, 2], tf.int32), [[0, hidden(2)]]], 0)), EACH),
+    'padded_by_rows_of_hidden_number': (lambda b: tf.pad(b.x, tf.concat(
+        [tf.placeholder_with_default(np.zeros([1, 2], np.int32), [None, 2]), [[0, 2]]], 0)), UNKNOWN),
+    'padded_by_columns': (lambda b: tf.pad(b.x, tf.stack([[0, 0], tf.stack([0, hidden(2)])], 1)),
+                          EACH),
+    'padded_examples_by_columns': (
+        lambda b: tf.pad(b.x, tf.stack([[0, 0], tf.stack([hidden(2), 0])], 1)), UNKNOWN),
     'cumulated': (lambda b: tf.cumsum(b.x, 1), EACH),
     'cumulated_examples': (lambda b: tf.cumsum(b.x, 0), UNKNOWN),
     'inverse': (lambda b: tf.matrix_inverse(b.square), EACH),
@@ -304,6 +349,29 @@ CASES = {
         lambda b: tf.signal.fft(tf.boolean_mask(complex_of(b.x), b.ids > 1)), ROWS),
     'fourier_of_reals': (lambda b: tf.signal.irfft(tf.signal.rfft(
         tf.cast(b.x, tf.float32), [6])), EACH),
+    'fourier_of_share': (lambda b: b.total * tf.real(tf.signal.fft(
+        tf.cast(b.w[0] / b.count, tf.complex128))), MEAN),
+    'spectrum_of_mean': (
+        lambda b: tf.abs(tf.signal.fft(tf.reduce_mean(complex_of(b.x), 0))), STATISTIC),
+    'short_time_fourier': (lambda b: tf.signal.stft(signal_of(b), 4, 2), EACH),
+    'short_time_fourier_padded': (
+        lambda b: tf.signal.stft(signal_of(b), 5, 3, 8, pad_end=True), EACH),
+    'short_time_fourier_of_examples': (
+        lambda b: tf.signal.stft(tf.transpose(signal_of(b)), 4, 2), UNKNOWN),
+    'frames_of_examples': (lambda b: tf.signal.frame(b.x, 2, 1, axis=0), UNKNOWN),
+    'frames_padded_by_mean': (lambda b: tf.signal.frame(
+        b.x, 3, 2, pad_end=True, pad_value=b.mean), UNKNOWN),
+    'signal_of_frames': (lambda b: tf.signal.overlap_and_add(b.seq, 2), EACH),
+    'signal_of_frames_of_examples': (
+        lambda b: tf.signal.overlap_and_add(tf.transpose(b.seq, [1, 0, 2]), 2), UNKNOWN),
+    'mean_signal_of_frames': (
+        lambda b: tf.signal.overlap_and_add(tf.reduce_mean(b.seq, 0), 2), MEAN),
+    'back_from_short_time_fourier': (lambda b: tf.signal.inverse_stft(
+        tf.signal.stft(signal_of(b), 4, 2), 4, 2,
+        window_fn=tf.signal.inverse_stft_window_fn(2)), EACH),
+    'mel_spectrum': (lambda b: tf.tensordot(
+        tf.abs(tf.signal.stft(signal_of(b), 4, 2)),
+        tf.signal.linear_to_mel_weight_matrix(3, 3, 8000), 1), EACH),
     'fourier_of_reals_of_any_length': (lambda b: tf.signal.rfft(
         tf.cast(b.x, tf.float32), b.n[None]), UNKNOWN),
     'diagonal_matrices': (lambda b: tf.linalg.diag(b.seq), EACH),
@@ -335,11 +403,32 @@ CASES = {
     'dotted': (lambda b: b.seq[..., None, 1], EACH),
     'dotted_time_major': (lambda b: tf.transpose(b.seq, [1, 0, 2])[..., 0], SECOND),
     'with_new_axis': (lambda b: b.x[None, ..., 1:], SECOND),
+    'to_the_last_example': (lambda b: b.x[:b.n], EACH),
+    'to_the_last_example_and_column': (
+        lambda b: tf.strided_slice(b.x, tf.zeros([2], tf.int32), tf.stack([b.n, 3])), EACH),
+    'to_the_last_row': (lambda b: tf.reshape(b.seq, [-1, 4])[:3 * b.n], per_example(0, inner=3)),
+    'to_the_last_of_other_rows': (lambda b: tf.reshape(b.seq, [-1, 4])[:b.n], UNKNOWN),
+    'to_the_last_of_mask': (lambda b: tf.boolean_mask(b.x, b.ids > 1)[:b.n], UNKNOWN),
+    'to_the_last_but_one': (lambda b: b.x[:b.n - 1], UNKNOWN),
+    'every_second_to_the_last': (lambda b: b.x[:b.n:2], UNKNOWN),
+    'as_many_columns_as_examples': (lambda b: b.x[:, :b.n], UNKNOWN),
+    'as_many_columns_of_all_examples': (lambda b: b.x[:b.n, :b.n], UNKNOWN),
+    'columns_from_the_number_of_examples': (lambda b: b.x[:, b.n:], UNKNOWN),
+    'steps_of_the_number_of_examples': (lambda b: b.x[:, ::b.n], UNKNOWN),
+    'as_many_columns_as_examples_time_major': (lambda b: tf.transpose(b.x)[:b.n], UNKNOWN),
     'slice': (lambda b: tf.slice(b.x, [0, 1], [-1, 2]), EACH),
     # ---- joining
     'unstacked': (lambda b: tf.unstack(b.seq, axis=1)[1], EACH),
     'split': (lambda b: tf.split(b.x, 2, 1)[0], EACH),
     'split_examples': (lambda b: tf.split(b.x, 2, 0)[0], UNKNOWN),
+    'split_sizes': (lambda b: tf.reshape(b.seq, tf.concat(
+        [tf.split(tf.shape(b.seq), [1, -1])[0], [12]], 0)), EACH),
+    'split_sizes_behind_examples': (lambda b: tf.reshape(b.seq, tf.concat(
+        [[-1], tf.split(tf.shape(b.seq), [1, 1, 1])[2]], 0)), per_example(0, inner=3)),
+    'equal_parts_of_sizes': (lambda b: tf.reshape(
+        b.x, tf.concat([[2, 2], tf.split(tf.shape(b.x), 2)[0]], 0)), UNKNOWN),
+    'equal_parts_of_sizes_in_order': (lambda b: tf.reshape(
+        b.x, tf.concat([tf.split(tf.shape(b.x), 2)[0], [2, 2]], 0)), EACH),
     'split_rounds': (lambda b: tf.split(tf.concat([b.x, 2 * b.x], 0), 2, 0)[1], EACH),
     'beside': (lambda b: tf.concat([b.x, 2 * b.x], 1), EACH),
     'beside_other_rows': (lambda b: tf.concat(

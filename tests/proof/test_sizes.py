@@ -29,6 +29,13 @@ PRIME = Size(13007)  # may stand in for a length that is not static
     (sizes.quotient, Size(0, 13008), Size(2), None),
     (sizes.quotient, Size(0, 13008), TWICE, None),
     (sizes.quotient, Size(0, 13008), N, Size(13008)),
+    (sizes.floor_quotient, Size(800), Size(64), Size(12)),
+    (sizes.floor_quotient, Size(-800), Size(64), Size(-13)),
+    (sizes.floor_quotient, PRIME, Size(64), Size(203)),  # no length of an input has a prime
+    (sizes.floor_quotient, Size(2 ** 31 + 11), Size(64), None),
+    (sizes.floor_quotient, Size(800), Size(0), None),
+    (sizes.floor_quotient, TWICE, Size(2), N),
+    (sizes.floor_quotient, N, Size(2), None),
     (sizes.larger, N, Size(1), N),  # of 1 or more examples
     (sizes.larger, N, Size(2), None),
     (sizes.larger, Size(-1, 1), N, N),

@@ -134,6 +134,21 @@ def test_the_output_of_a_transposed_convolution():
     assert line(tf.reduce_mean(tf.reduce_max(image, [1, 2, 3])), x).startswith(condition('shape'))
 
 
+def test_the_end_of_a_slice_of_all_examples():
+    x = batch(6)
+    part = x[:tf.constant(SIZE, name='end'), 2:]
+    assert line(tf.reduce_mean(tf.reduce_max(part, 1)), x).startswith(condition('end'))
+
+
+@pytest.mark.parametrize('size_of', [
+    lambda shape: shape[1:2], lambda shape: shape[:-1][1:], lambda shape: tf.split(shape, [1, 2])[1][:1]])
+def test_a_part_of_a_shape(size_of):
+    x = batch(6)
+    size = size_of(tf.constant([6, SIZE, 2], name='shape'))
+    flat = tf.reshape(x[:, None], tf.concat([size, [6]], 0))
+    assert line(tf.reduce_mean(tf.reduce_max(flat, 1)), x).startswith(condition('shape'))
+
+
 @pytest.mark.parametrize('couple', [
     lambda x: x - tf.reduce_mean(x, 0),
     lambda x: tf.reshape(x, [2, SIZE, 2]),  # halves of examples, as many as examples
@@ -154,6 +169,12 @@ def test_the_output_of_a_transposed_convolution():
     lambda x: tf.linalg.cross(tf.transpose(x[:3]), tf.ones([4, 3])),
     lambda x: tf.nn.softmax(x * tf.ones([SIZE, 1]), 0),
     lambda x: tf.square(tf.reduce_sum(x) / SIZE),
+    lambda x: tf.transpose(x)[:SIZE] * x,
+    lambda x: x[:SIZE // 2],
+    lambda x: x[:SIZE, :SIZE - 1] - tf.reduce_max(x[:SIZE], 0)[:SIZE - 1],
+    lambda x: tf.abs(tf.signal.stft(tf.transpose(x), SIZE, 1)),
+    lambda x: tf.signal.frame(x, 2, 1, axis=0),
+    lambda x: tf.signal.overlap_and_add(x, 2),
 ])
 def test_what_couples_examples_is_not_proven_by_a_reading(couple):
     x = batch(4)
@@ -254,6 +275,27 @@ def test_where_the_condition_is_true_towers_are_one_device(accumulate):
                                  memory=towers.Memory(accumulate=accumulate))
     assert report.proof.startswith(
         'proven, if %d, or up to 2 times as much, in ' % (4 // accumulate))
+    assert report.equal
+
+
+def spectral_loss(x):
+    """The distance of a filtered signal from another one, in spectra of two scales."""
+    filtered = tf.signal.irfft(tf.signal.rfft(x) * tf.cast(
+        tf.get_variable('filter', [13], initializer=tf.ones_initializer()), tf.complex64))
+    loss = tf.reduce_mean(tf.abs(tf.signal.rfft2d(tf.reshape(filtered, [-1, 4, 6]))))
+    for length in (8, 4):
+        made, given = [tf.abs(tf.signal.stft(signal, length, length // 2, pad_end=True))
+                       for signal in (filtered, tf.tanh(x))]
+        mel = tf.tensordot(made, tf.signal.linear_to_mel_weight_matrix(
+            3, length // 2 + 1, 8000), 1)
+        loss += tf.reduce_mean(tf.abs(made - given)) + tf.reduce_mean(tf.log(mel + .1))
+    return loss
+
+
+def test_a_loss_of_spectra_is_proven_and_equal():
+    signals = np.random.RandomState(0).randn(6, 24).astype(np.float32)
+    report = towers.check_towers(spectral_loss, (signals,), num_towers=2)
+    assert report.proof.startswith('proven, if 3, or up to ')
     assert report.equal
 
 

@@ -20,6 +20,7 @@ from towers.proof.states import (
     INDEPENDENT,
     OTHER_DIMENSIONS,
     TAKES_NO_OTHER_BATCH,
+    TAKES_SOME,
     Kind,
     Reason,
     State,
@@ -243,10 +244,11 @@ def _conditions(op: tf.Operation) -> typing.List[tf.Operation]:
 def _holds_size(analysis: Analysis) -> bool:
     """Whether an operation holds the size of the program's batch: it takes no batch of another
     size, or makes a result of the program's size, as a transposed convolution does whose output
-    shape is a constant."""
+    shape is a constant, or a slice whose end is one."""
     reasons = [state.reason for state in analysis.states.values() if state.reason is not None]
     ends = {reason.why for reason in reasons}
-    return not ends.isdisjoint([TAKES_NO_OTHER_BATCH, OTHER_DIMENSIONS, HAS_OWN_SIZE])
+    return not ends.isdisjoint(
+        [TAKES_NO_OTHER_BATCH, OTHER_DIMENSIONS, HAS_OWN_SIZE, TAKES_SOME])
 
 
 def _writes(settled: Settled) -> typing.Dict[str, typing.List[Written]]:

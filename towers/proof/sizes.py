@@ -27,6 +27,10 @@ Sizes = typing.Tuple[Size, ...]
 MOST_NUMBERS = 64
 """A tensor with more numbers is taken for no shape: to follow each of them would take long."""
 
+_LEAST_FROM_LARGE_PRIME = 2 ** 30
+"""The least number that may be computed from a prime of `View.stand_in`, all of which are larger
+than 2 ** 31. Without primes for the lengths of inputs, all smaller numbers are what they are."""
+
 _PerhapsSize = typing.Optional[Size]
 """None where the number is not of the form of a size, so that nothing is known of it."""
 
@@ -76,6 +80,20 @@ def quotient(one: Size, other: Size) -> _PerhapsSize:
     if other.per_example:
         return _quotient_of_multiples(one, other)
     return _quotient_by_constant(one, other.constant)
+
+
+def floor_quotient(one: Size, other: Size) -> _PerhapsSize:
+    """The quotient of two sizes, rounded down: 800 // 64 = 12. Of sizes with n in them it is the
+    exact quotient, if there is one.
+
+    The caller knows that no prime stands for a length of an input. Else a constant may have been
+    computed from such a prime, as the length of `x[:, ::2]` is, and would be another one in a run.
+    """
+    are_constants = not one.per_example and not other.per_example
+    are_known = max(map(abs, one + other)) < _LEAST_FROM_LARGE_PRIME
+    if are_constants and are_known and other.constant > 0:
+        return Size(one.constant // other.constant)
+    return quotient(one, other)
 
 
 def _quotient_by_constant(size: Size, divisor: int) -> _PerhapsSize:

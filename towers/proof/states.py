@@ -60,6 +60,7 @@ class Kind(enum.Enum):
 OTHER_DIMENSIONS = 'has the examples in other dimensions than it should'
 TAKES_NO_OTHER_BATCH = 'takes no batch of another size'
 HAS_OWN_SIZE = 'joins the examples with a tensor that has a size of its own there'
+TAKES_SOME = 'takes some of the examples, or changes their order'
 """Why a proof ends where the graph may hold the size of the program's batch."""
 
 RUNS_AS_OFTEN = 'decides how often a loop runs, and equals the static size of a shard'

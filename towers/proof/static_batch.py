@@ -19,6 +19,7 @@ followed back to the constant that gives it its length:
     x [50, 4] * tf.random_uniform([50, 4])      the first number of the shape
     tf.concat([x, tf.zeros([50, 8])], 1)        the first dimension of zeros
     tf.reshape(x [50, 3, 4], [150, 4])          the first number of the shape, three times 50
+    x [50, 4][:50]                              the end of the slice
     tf.reduce_sum(losses [50]) / 50.            the divisor; of two such divisors, neither
     … / tf.reduce_sum(tf.ones([50]))            the first number of the shape
 
@@ -182,6 +183,8 @@ class _Search:
         """
         if op.type in _SHAPES_OF_RESULTS_WITH_EXAMPLES:
             self._follow_shape_of_result(op)
+        if op.type == 'StridedSlice':
+            self._follow_end_of_slice(op)
         for result in _results_with_inputs(op):
             state = self._state(result.tensor)
             if state.kind is not Kind.PER_EXAMPLE:
@@ -199,6 +202,21 @@ class _Search:
             shape = op.inputs[_SHAPES_OF_RESULTS_WITH_EXAMPLES[op.type]]
             self._follow_number(
                 _Number(shape, place=state.axis, times=state.entries_of_each))
+
+    def _follow_end_of_slice(self, op: tf.Operation) -> None:
+        """Follows the end of a slice that takes all examples of x [50, 4]: in
+        `tf.strided_slice(x, (0, 0), (50, 3))` the first number of the end."""
+        value, _, end, _ = op.inputs
+        state = self._state(value)
+        number_of_items = end.shape.num_elements()
+        # Without these two, item i in the brackets is for dimension i.
+        has_other_items = op.get_attr('new_axis_mask') or op.get_attr('ellipsis_mask')
+        if state.kind is not Kind.PER_EXAMPLE or has_other_items or number_of_items is None:
+            return
+        takes_all = self._state(op.outputs[0]).kind is Kind.PER_EXAMPLE
+        has_end = state.axis < number_of_items and not op.get_attr('end_mask') & 1 << state.axis
+        if takes_all and has_end:
+            self._follow_number(_Number(end, place=state.axis, times=state.entries_of_each))
 
     def follow_divisors(self, operations: typing.List[tf.Operation]) -> typing.List[str]:
         """Follows the divisors of sums over the examples, but no divisors that divide the same sum
@@ -516,10 +534,38 @@ def _before_concat(number: _Number, batch_size: int) -> typing.Optional[_Number]
     return None
 
 
+def _before_split(number: _Number, batch_size: int) -> typing.Optional[_Number]:
+    """The number in the vector of which `tf.split` makes parts of given lengths: n, of the part
+    (n) of (n, 4). None where the length of a part before this one is not static."""
+    op = number.tensor.op
+    parts_before = op.outputs[:number.tensor.value_index]
+    lengths = [part.shape.num_elements() for part in parts_before]
+    if op.inputs[0].shape.ndims != 1 or None in lengths:
+        return None
+    return number._replace(tensor=op.inputs[0], place=number.place + sum(lengths))
+
+
+def _before_brackets(number: _Number, batch_size: int) -> typing.Optional[_Number]:
+    """The number in the vector of which brackets take an index or a range: for `shape[1]`, or
+    number 0 of `shape[1:]`, number 1 of `shape`."""
+    op = number.tensor.op
+    if op.get_attr('shrink_axis_mask'):
+        return _before_index(number, batch_size)
+    begin = tf.get_static_value(op.inputs[1])
+    strides = tf.get_static_value(op.inputs[3])
+    has_other_items = op.get_attr('new_axis_mask') or op.get_attr('ellipsis_mask')
+    if begin is None or strides is None or has_other_items or op.inputs[0].shape.ndims != 1:
+        return None
+    first = 0 if op.get_attr('begin_mask') else int(begin[0])
+    if first < 0 or strides[0] != 1:
+        return None
+    return number._replace(tensor=op.inputs[0], place=number.place + first)
+
+
 _STEPS_BACK: typing.Dict[str, typing.Callable] = dict(
     {name: _before_same_numbers for name in SAME_NUMBERS},
-    StridedSlice=_before_index, Slice=_before_slice, Mul=_before_product, Pack=_before_stack,
-    ConcatV2=_before_concat)
+    StridedSlice=_before_brackets, Slice=_before_slice, SplitV=_before_split, Mul=_before_product,
+    Pack=_before_stack, ConcatV2=_before_concat)
 """{type of an operation: the function (a number in its result, size of the batch) -> the number in
 its inputs that it comes from, or None}"""
 

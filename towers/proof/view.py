@@ -218,7 +218,8 @@ class View:
         """The static value of one entry of a vector, or of one row of a matrix; None where this
         entry or row is not static.
 
-        The other entries need not be static: entry 0 of `tf.stack([0, length])` is 0.
+        The other entries need not be static: entry 0 of `tf.stack([0, length])` is 0. Nor need
+        they in a matrix that is joined from rows, or stacked from columns, as `tf.pad` gets it.
 
         Args:
           tensor: the vector or the matrix.
@@ -227,10 +228,41 @@ class View:
         value = self.value(tensor)
         if value is not None:
             return value[place]
-        stack = same_numbers_behind(tensor).op
-        if stack.type != 'Pack' or stack.get_attr('axis') != 0:
+        op = same_numbers_behind(tensor).op
+        if op.type == 'Pack' and op.get_attr('axis') == 0:
+            return self.value(op.inputs[place])
+        if op.type == 'Pack' and op.get_attr('axis') == 1:
+            return self._row_of_columns(op, place)
+        if op.type == 'ConcatV2':
+            return self._entry_of_parts(op, place)
+        return None
+
+    def _row_of_columns(self, stack: tf.Operation, place: int) -> typing.Optional[np.ndarray]:
+        """The row at a place of a matrix that is stacked from columns; None where a number of the
+        row is not static."""
+        numbers = [self.entry(column, place) for column in stack.inputs]
+        if any(number is None for number in numbers):
             return None
-        return self.value(stack.inputs[place])
+        return np.array(numbers)
+
+    def _entry_of_parts(self, concat: tf.Operation, place: int) -> typing.Optional[np.ndarray]:
+        """The entry, or the row, at a place of parts that are joined along dimension 0; None where
+        it is not known in which part the place is, or that entry is not static."""
+        *parts, axis_of_parts = concat.inputs
+        axis = self.value(axis_of_parts)
+        if axis is None or axis != 0:
+            return None
+        for part in parts:
+            shape = self.shape(part)
+            if shape is None or shape[0] is None:
+                return None
+            is_for_any_lengths = self.number_of_static_lengths(part) == len(shape)
+            if self.has_stand_ins and not is_for_any_lengths:
+                return None
+            if place < shape[0]:
+                return self.entry(part, place)
+            place -= shape[0]
+        return None
 
     def _value_of_sizes(self, tensor: tf.Tensor, state: State) -> typing.Optional[np.ndarray]:
         """The numbers of a scalar or a vector of constant sizes; None for a tensor of a higher

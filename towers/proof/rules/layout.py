@@ -78,6 +78,22 @@ def pad(op: tf.Operation, state: State, view: View) -> State:
     return state._replace(is_constant=False)
 
 
+def pad_with(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.pad(x, widths, constant_values=c)`: as `pad`, with c in the place of 0.
+
+    The result is the sum of two tensors: one has the entries of x and zeros, the other has c and
+    zeros. So with c around it a mean of f is a mean of f with c around it, but a sum gets an
+    offset, unless c is 0.
+    """
+    padded = pad(op, states, view)  # unknown, if c is computed from the examples
+    number = view.value(op.inputs[2])
+    is_known_as_0 = number is not None and number == 0
+    if not padded.is_total_or_share or is_known_as_0:
+        return padded
+    padding = states[2]
+    return sum_of_totals(op, [padded, padding], view)
+
+
 def tile(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.tile`: the entries, repeated as often as the multiples say.
 

@@ -79,7 +79,7 @@ def computes_entries(rule: typing.Callable) -> typing.Callable:
 def _arguments(op: tf.Operation, state: State, arguments: _States,
                view: View) -> typing.Sequence[State]:
     """The states of the arguments of an operation. Only the new shape of a reshape of the batch,
-    such as (n, 4), stays SIZES.
+    such as (n, 4), and the limits of a slice of the batch stay SIZES; their rules look for n.
 
     In any other argument, n would put the entries at other places on each tower. There `as_numbers`
     converts n to a sum over the examples, and the caller refuses an argument that is a sum.
@@ -90,8 +90,8 @@ def _arguments(op: tf.Operation, state: State, arguments: _States,
       arguments: the states of the arguments.
       view: `View`.
     """
-    is_shape_of_batch = op.type == 'Reshape' and is_of_batch(state)
-    if is_shape_of_batch:
+    looks_for_examples = op.type in ('Reshape', 'StridedSlice') and is_of_batch(state)
+    if looks_for_examples:
         return arguments
     return as_numbers(op, arguments, view)
 

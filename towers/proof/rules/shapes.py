@@ -96,12 +96,22 @@ _ARITHMETIC = {'Add': sizes.plus, 'AddV2': sizes.plus, 'Sub': sizes.minus, 'Mul'
 def arithmetic(op: tf.Operation, states: _States, view: View) -> State:
     """The sum, product, quotient or maximum of two scalars or vectors of sizes: `2 * n + 1`."""
     function = required(_ARITHMETIC.get(op.type), op, _IS_NO_SIZE)
+    if op.type == 'FloorDiv' and not view.has_stand_ins:
+        function = sizes.floor_quotient  # else a rounded number may be another one in a run
     if not is_wide(op.outputs[0]):
         raise NotKnown(op, _IS_NO_SIZE)
     left, right = _numbers_in_each(op, op.inputs, states, view)
     count = max(len(left), len(right))
     results = all_known(map(function, _repeated(left, count), _repeated(right, count)))
     return sizes_state(required(results, op, _IS_NO_SIZE))
+
+
+def negative_sizes(op: tf.Operation, states: _States, view: View) -> State:
+    """`-shape`, as in `-(-length // step)`, a quotient that is rounded up."""
+    if not is_wide(op.outputs[0]):
+        raise NotKnown(op, _IS_NO_SIZE)
+    numbers = _numbers_in_first(op, states, view)
+    return sizes_state(Size(-size.constant, -size.per_example) for size in numbers)
 
 
 def _repeated(numbers: Sizes, count: int) -> Sizes:
@@ -163,6 +173,41 @@ def unstacked_sizes(op: tf.Operation, states: _States, view: View) -> typing.Lis
     if len(op.outputs) != len(numbers):
         raise NotKnown(op, _IS_NO_SIZE)
     return [sizes_state([number]) for number in numbers]
+
+
+def split_sizes(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
+    """`tf.split(shape, [1, 2])` of (n, 800, 2): the parts (n) and (800, 2)."""
+    place_of_vector = 1 if op.type == 'Split' else 0
+    vector = op.inputs[place_of_vector]
+    numbers = required(sizes_in(vector, states[place_of_vector], view), op, _IS_NO_SIZE)
+    if view.rank(vector) != 1:  # a part of a matrix has rows, or columns
+        raise NotKnown(op, _IS_NO_SIZE)
+    parts = []
+    begin = 0
+    for length in _lengths_of_parts(op, len(numbers), view):
+        parts.append(sizes_state(numbers[begin:begin + length]))
+        begin += length
+    return parts
+
+
+def _lengths_of_parts(op: tf.Operation, count: int, view: View) -> typing.List[int]:
+    """The lengths of the parts of a vector.
+
+    Args:
+      op: the operation `Split`, whose parts are equal, or `SplitV`, which gets their lengths; -1,
+        in at most one place, is what is left.
+      count: how many numbers the vector has.
+      view: `View`.
+
+    Raises:
+      NotKnown: the lengths are not static.
+    """
+    number_of_parts = len(op.outputs)
+    if op.type == 'Split':
+        return [count // number_of_parts] * number_of_parts
+    lengths = [int(length) for length in static_value(op.inputs[1], op, view)]
+    rest = count - sum(length for length in lengths if length >= 0)
+    return [rest if length < 0 else length for length in lengths]
 
 
 def sliced_sizes(op: tf.Operation, states: _States, view: View) -> State:
@@ -460,9 +505,10 @@ def broadcast_to(op: tf.Operation, states: _States, view: View) -> State:
     example. A value [n, 4] of the examples may get new dimensions, as [2, n, 4].
     """
     value_state, shape_state = states
-    shape = required(sizes_in(op.inputs[1], shape_state, view), op, _NO_SHAPE_OF_EXAMPLES)
+    shape = sizes_in(op.inputs[1], shape_state, view)
     value = as_number(op, value_state, view)
     if value.kind is Kind.PER_EXAMPLE:
+        shape = required(shape, op, _NO_SHAPE_OF_EXAMPLES)
         rank = static_rank(op.inputs[0], op, view)
         new_dimensions = len(shape) - rank  # broadcasting puts these first
         return _broadcast_examples(op, value, shape, new_dimensions)

@@ -30,6 +30,7 @@ from towers.proof.states import (
     NO_STATIC_ARGUMENT,
     ONE_EXAMPLE,
     ROW_OF_EACH_EXAMPLE,
+    TAKES_SOME,
     Kind,
     Size,
     State,
@@ -41,7 +42,6 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 
 _WITHOUT_END = 2 ** 31 - 1  # the largest int32; an end this large reaches the end of any dimension
-_TAKES_SOME = 'takes some of the examples, or changes their order'
 
 
 # ---- the items in brackets -----------------------------------------------------------------------
@@ -58,11 +58,22 @@ class _Item(typing.NamedTuple):
     """An item in the brackets of `x[:, 1, ..., None]`."""
     form: _Form
     begin: typing.Optional[int]  # None where it is not static
-    reaches_end: bool  # whether a range ends with the dimension
+    reaches_end: bool  # whether a range ends with any dimension, however long it is
+    end: typing.Optional[Size]  # the number in the vector of ends; None where it is not known
     stride: typing.Optional[int]  # None where it is not static
 
+    def takes_all(self, lengths: typing.Sequence[Size] = ()) -> bool:
+        """Whether it takes a whole dimension in its order.
 
-_WHOLE = _Item(_Form.RANGE, begin=0, reaches_end=True, stride=1)
+        Args:
+          lengths: what the length of the dimension is known to be.
+        """
+        ends_with_dimension = self.reaches_end or self.end in lengths
+        is_range_from_first = self.form is _Form.RANGE and self.begin == 0
+        return is_range_from_first and ends_with_dimension and self.stride == 1
+
+
+_WHOLE = _Item(_Form.RANGE, begin=0, reaches_end=True, end=None, stride=1)
 """The item `:`."""
 
 
@@ -81,12 +92,14 @@ def _items(op: tf.Operation, limits: typing.List[tf.Tensor],
     shape = required(view.shape(limits[0]), op, NO_STATIC_ARGUMENT)
     number_of_items = required(shape[0], op, NO_STATIC_ARGUMENT)
     begins, ends, strides = [_numbers_of(tensor, view) for tensor in limits]
+    sizes_of_ends = sizes_in(limits[1], view.state(limits[1]), view)  # n may be among them
     items = []
     for place in range(number_of_items):
         items.append(_Item(
             form=_form(op, place),
             begin=_begin(op, place, begins.get(place)),
             reaches_end=_reaches_end(op, place, ends.get(place)),
+            end=None if sizes_of_ends is None else sizes_of_ends[place],
             stride=strides.get(place)))
     return items
 
@@ -189,6 +202,10 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
             view: View) -> State:
     """The state of a slice of values with the examples along a dimension.
 
+    The number of examples n may be the end of the range over the examples, as in
+    `tf.strided_slice(x [n, 4], (0, 0), (n, 3))`. It may be no other limit: `x[:, :n]` takes another
+    part of each example in another shard.
+
     Args:
       op: the operation.
       state: the state of the values, PER_EXAMPLE or ROWS.
@@ -196,11 +213,32 @@ def _sliced(op: tf.Operation, state: State, rank: int, limits: typing.List[tf.Te
       limits: the arguments begin, end and strides.
       view: `View`.
     """
-    items = _for_each_dimension(_items(op, limits, view), rank)
+    items_in_brackets = _items(op, limits, view)
+    items = _for_each_dimension(items_in_brackets, rank)
     place = _place_of_dimension(items, state.axis)
-    if items[place] != _WHOLE:
-        return unknown(op, _TAKES_SOME)
+    item_of_examples = items[place]
+    if not item_of_examples.takes_all(_lengths_of_examples(state, view)):
+        return unknown(op, TAKES_SOME)
+    begins, _, strides = limits
+    other_ends = [item.end for item in items_in_brackets if item is not item_of_examples]
+    have_number_of_examples = [view.state(begins).depends_on_size,
+                               view.state(strides).depends_on_size,
+                               any(end is not None and end.per_example for end in other_ends)]
+    if any(have_number_of_examples):
+        return unknown(op, 'takes another part of each example for another number of examples')
     return state._replace(axis=_dimensions_of_result(items[:place]))
+
+
+def _lengths_of_examples(state: State, view: View) -> typing.List[Size]:
+    """What the length of the examples' dimension is known to be: 2 n, with two entries of each
+    example; in a graph as it was built, with a static batch of 8, also 16. [] of rows of which
+    examples have different numbers."""
+    if state.kind is not Kind.PER_EXAMPLE:
+        return []
+    lengths = [Size(constant=0, per_example=state.entries_of_each)]
+    if view.is_as_built:
+        lengths.append(Size(state.entries_of_each * view.examples))
+    return lengths
 
 
 def _place_of_dimension(items: typing.List[_Item], dimension: int) -> int:
@@ -227,7 +265,7 @@ def slice_(op: tf.Operation, state: State, view: View) -> State:
     begin = static_entry(op.inputs[1], state.axis, op, view)
     size = static_entry(op.inputs[2], state.axis, op, view)
     if int(begin) != 0 or int(size) != -1:
-        return unknown(op, _TAKES_SOME)
+        return unknown(op, TAKES_SOME)
     return state
 
 
@@ -283,7 +321,7 @@ def _column_of_indices(op: tf.Operation, indices: State, view: View) -> State:
     if len(items) != 2:  # not `[:, column]`
         return unknown(op, COMPUTES_WITH_POSITIONS)
     rows, column = items
-    is_column = rows == _WHOLE and column.form is _Form.INDEX
+    is_column = rows.takes_all() and column.form is _Form.INDEX
     # A column that is counted from the end, such as -1, may be the column of the positions: it is
     # column 0, if the vectors have one number.
     if not is_column or column.begin is None or column.begin < 0:
@@ -311,7 +349,7 @@ def strided_slice_gradient(op: tf.Operation, states: _States, view: View) -> Sta
         return _gradient_of_examples(op, gradient, shape, axes[0], view)
     if not axes and not gradient.is_by_example:
         return _gradient_without_examples(op, gradient)
-    return unknown(op, _TAKES_SOME)
+    return unknown(op, TAKES_SOME)
 
 
 def _gradient_without_examples(op: tf.Operation, gradient: State) -> State:
@@ -321,7 +359,7 @@ def _gradient_without_examples(op: tf.Operation, gradient: State) -> State:
     sum(f) + 1, are not sums with this offset.
     """
     if gradient.has_offset:
-        return unknown(op, _TAKES_SOME)
+        return unknown(op, TAKES_SOME)
     return gradient
 
 
@@ -344,10 +382,10 @@ def _gradient_of_examples(op: tf.Operation, gradient: State, shape: Sizes, axis:
     entries_of_each = gradient.outer * gradient.inner
     length_of_all = Size(constant=0, per_example=entries_of_each)
     if shape[axis] != length_of_all:
-        return unknown(op, _TAKES_SOME)
+        return unknown(op, TAKES_SOME)
     result = gradient._replace(axis=axis, is_constant=False)
     limits = list(op.inputs)[1:4]
     sliced_again = _sliced(op, result, len(shape), limits, view)
     if sliced_again.layout != gradient.layout:  # UNKNOWN, for a slice of some of the examples
-        return unknown(op, _TAKES_SOME)
+        return unknown(op, TAKES_SOME)
     return result
