@@ -68,6 +68,8 @@ def test_memory_fraction_and_what_is_said_of_it(monkeypatch):
     assert session_config(1).gpu_options.per_process_gpu_memory_fraction == 0
     assert describe_config(session_config('/gpu:0'), ['/device:GPU:0']).endswith(
         '; GPU memory as it is needed')
+    staged = resolve_devices('/cpu:0+/gpu:0', check=False)  # a GPU of a later stage counts, too
+    assert describe_config(session_config(staged), staged).endswith('; GPU memory as it is needed')
     monkeypatch.setenv('OMP_NUM_THREADS', '3')
     assert describe_config(session_config(2), ['/device:CPU:0', '/device:CPU:1']) == (
         "3 intra-op and TensorFlow's choice of inter-op threads")

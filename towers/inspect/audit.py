@@ -39,9 +39,8 @@ from towers.inspect.gpu_kernels import (
     moved_operations,
 )
 from towers.model.objectives import flat
-from towers.placement.devices import is_gpu, short_name
+from towers.placement.devices import has_gpus, short_name
 from towers.placement.tower_device import (
-    all_devices,
     operation_device,
     stages_of,
     was_placed_by_program,
@@ -343,7 +342,7 @@ def _findings_of_gpu_kernels(built: BuiltTowers, operations: typing.Iterable[tf.
                              ) -> Findings:
     """Yields the findings about operations on GPUs that have no kernel there, in this TensorFlow.
     """
-    if not any(is_gpu(device) for device in all_devices(built.devices)):
+    if not has_gpus(built.devices):
         return
     if not knows_gpu_kernels():
         yield note('this TensorFlow was built without GPUs: it cannot tell which operations '

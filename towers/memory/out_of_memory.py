@@ -12,7 +12,7 @@ from towers.errors import InvalidArgumentError, OutOfMemoryError
 from towers.memory.account import memory_account
 from towers.memory.fit import largest_batch
 from towers.memory.limits import checked_limit, device_limit, is_out_of_memory
-from towers.placement.devices import is_gpu, short_name
+from towers.placement.devices import has_gpus, short_name
 
 # The name of an operation in an error's text: `{{node name}}`, or `[[name …` in older texts.
 _NODE = re.compile(r'\{\{node (?P<new>[^}]+)\}\}|\[\[(?:node )?(?P<old>[^\s\]{]+)')
@@ -138,7 +138,7 @@ def _num_micro_batches(batch_size: int, size_that_fits: int) -> int:
 def _ways_to_save(built: BuiltTowers, num_micro_batches: int) -> str:
     """The sentence that says how a step with the same batch takes less memory."""
     others = ' (CPUs share one memory)'  # so that more CPUs do not help
-    if any(map(is_gpu, built.devices)):
+    if has_gpus(built.devices):
         others = '; more devices, as towers or as stages of one'
     return ('Less memory for the same batch: memory=towers.Memory(accumulate=%d), or '
             "Memory(recompute='auto')%s." % (num_micro_batches, others))

@@ -323,6 +323,15 @@ def is_gpu(device: str) -> bool:
     return tf.DeviceSpec.from_string(device).device_type == 'GPU'
 
 
+def has_gpus(devices: typing.Iterable[str]) -> bool:
+    """Whether any stage of a tower is on a GPU.
+
+    Args:
+      devices: the devices of the towers.
+    """
+    return any(map(is_gpu, all_devices(devices)))
+
+
 def cpu_indices(devices: typing.Iterable[str]) -> typing.Set[int]:
     """The numbers of the CPU devices that the towers have, stages included: {1, 3} for `/cpu:1`
     and `/cpu:3`. Devices of other types are left out."""

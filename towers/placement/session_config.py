@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.arguments import MOST_INT32, check_count, check_flag, check_number
 from towers.graph.graph_walk import devices_of
-from towers.placement.devices import cpu_indices, is_gpu, resolve_devices, session_cpus
+from towers.placement.devices import cpu_indices, has_gpus, resolve_devices, session_cpus
 from towers.placement.tower_device import all_devices, type_and_index
 
 _FIRST_CPU = '/device:CPU:0'  # which every session has
@@ -54,18 +54,17 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     # Only the spelling is checked: a config may be made for another machine, and towers that share
     # a device need no other config. `build_towers` checks the devices of its towers.
     names = all_devices(resolve_devices(devices, check=False, allow_repeated=True))
-    has_gpus = any(map(is_gpu, names))
     if intra_op_threads is None:
         intra_op_threads = _default_intra_op_threads(num_cpu_devices=len(cpu_indices(names)))
     # A field that is given None keeps its default.
     config = tf.ConfigProto(
         device_count={'CPU': session_cpus(names)},
-        allow_soft_placement=has_gpus,
+        allow_soft_placement=has_gpus(names),
         intra_op_parallelism_threads=intra_op_threads,
         inter_op_parallelism_threads=inter_op_threads,
         gpu_options=tf.GPUOptions(allow_growth=bool(allow_growth),
                                   per_process_gpu_memory_fraction=memory_fraction))
-    if not has_gpus:
+    if not has_gpus(names):
         _shorten_graph_optimization(config)
     return config
 
@@ -152,7 +151,7 @@ def describe_config(config: tf.ConfigProto, devices: typing.Sequence[str]) -> st
     line = '%s intra-op and %s inter-op threads' % (
         config.intra_op_parallelism_threads or _CHOICE_OF_TENSORFLOW,
         config.inter_op_parallelism_threads or _CHOICE_OF_TENSORFLOW)
-    if not any(map(is_gpu, devices)):
+    if not has_gpus(devices):
         return line
     gpu_options = config.gpu_options
     growth = 'as it is needed' if gpu_options.allow_growth else 'all at once'

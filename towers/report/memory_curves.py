@@ -17,8 +17,7 @@ from towers.memory.buffers import Buffer
 from towers.memory.measure import peaks_of, uses_of
 from towers.memory.simulation import Run
 from towers.memory.tower_step import shard_sizes, step_of
-from towers.placement.devices import is_gpu, short_name
-from towers.placement.tower_device import all_devices
+from towers.placement.devices import has_gpus, short_name
 from towers.report.trace import Trace
 
 _MOST_POINTS = 400  # of a curve
@@ -83,8 +82,7 @@ def memory_curves(built: BuiltTowers, metadata: tf.RunMetadata, trace: Trace,
     if measured:
         notes.append('solid: measured')
     if predicted:
-        has_gpus = any(map(is_gpu, all_devices(built.devices)))
-        of_gpus = "cuDNN's workspace, and " if has_gpus else ''
+        of_gpus = "cuDNN's workspace, and " if has_gpus(built.devices) else ''
         notes.append('dashed: predicted from the graph, without %swhat the allocator keeps for '
                      'later' % of_gpus)
     pools = _pools(measured, measured_peaks, predicted)

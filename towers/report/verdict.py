@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from towers.api.built import BuiltTowers
 from towers.graph.graph_walk import bytes_of
 from towers.model.objectives import all_pairs
-from towers.placement.devices import is_gpu, short_name
+from towers.placement.devices import has_gpus, short_name
 from towers.placement.tower_device import all_devices, stages_of
 from towers.report.chain import Link
 from towers.report.parts import (
@@ -65,7 +65,7 @@ def verdict(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Link]) -> t
     found += _long_tower(built, use)
     found.append(_nothing_runs(use))
     waits = _waits_of_chain(built, use, chain)
-    if _has_gpus(built):
+    if has_gpus(built.devices):
         found.append(waits)
         found.sort(key=lambda finding: -finding.share)
     else:
@@ -103,7 +103,7 @@ def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Lin
     idle = sum(link.idle for link in chain)
     # All of the time in which no device runs anything is in `idle`, and has a finding of its own.
     micros = idle - use.nothing
-    if _has_gpus(built):
+    if has_gpus(built.devices):
         text = 'for a copy from another device, or for a thread'
         advice = ('see the rows of copies in the timeline, of which '
                   "VariablePlacement('replicated') makes fewer")
@@ -113,11 +113,6 @@ def _waits_of_chain(built: BuiltTowers, use: TimeUse, chain: typing.Sequence[Lin
     return Finding(
         micros / use.micros, 'During %s of the step the next operation of the longest chain waits '
         'on an idle device %s' % (_percent(micros, use.micros), text), advice)
-
-
-def _has_gpus(built: BuiltTowers) -> bool:
-    """Whether any stage of a tower is on a GPU."""
-    return any(is_gpu(device) for device in all_devices(built.devices))
 
 
 # ---- parts that run while the towers wait --------------------------------------------------------
@@ -347,8 +342,8 @@ def _on_shared_processors(built: BuiltTowers, use: TimeUse) -> str:
     Returns:
       The warning; '' on GPUs, and where as many operations ran at once as there are devices.
     """
-    num_devices = len(set(all_devices(built.devices)))
-    if _has_gpus(built) or use.most_at_once >= num_devices:
+    num_devices = len(all_devices(built.devices))
+    if has_gpus(built.devices) or use.most_at_once >= num_devices:
         return ''
     return (', which helps where each device has a processor of its own: here at most %d '
             'operations ran at once on %d devices' % (use.most_at_once, num_devices))
@@ -371,7 +366,7 @@ def _long_tower(built: BuiltTowers, use: TimeUse) -> typing.List[Finding]:
     text = 'Tower %d, on %s, computes %s of the step, the mean of the towers is %s' % (
         slowest, short_name(built.devices[slowest]), _percent(micros, use.micros),
         _percent(mean, use.micros))
-    if _has_gpus(built):
+    if has_gpus(built.devices):
         advice = 'give it fewer examples with shares=, or look for what else uses its device'
     else:
         advice = ('trace another step, as CPU devices share the processors and chance decides who '
