@@ -9,6 +9,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.capture.stage_cuts import StageCuts
+from towers.graph.graph_walk import devices_of
 from towers.placement.devices import short_name
 from towers.placement.stages import says_stages
 from towers.placement.tower_device import stages_of
@@ -72,8 +73,7 @@ def _operations_of_first(towers: typing.Sequence) -> typing.List[tf.Operation]:
 def _stages_used(towers: typing.Sequence,
                  operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
     """The devices of a tower on which the model has operations: only these are stages."""
-    devices = {op.device for op in operations}
-    return devices.intersection(stages_of(towers[0].device))
+    return devices_of(operations).intersection(stages_of(towers[0].device))
 
 
 def _sizes_text(towers: typing.Sequence) -> str:

@@ -27,6 +27,7 @@ from towers.graph.graph_walk import (
     operation_names,
     step_operations,
     variables_by_name,
+    without_names,
 )
 from towers.graph.variable_access import Writes
 
@@ -162,8 +163,7 @@ class Exchange:
         the variable. Operations of the model, which have the names `model_operations`, are no part
         of the update."""
         variable_names = operation_names(tf.global_variables() + variables_of(self.gradients))
-        update_operations = [op for op in step_operations([update])
-                             if op.name not in model_operations]
+        update_operations = without_names(step_operations([update]), model_operations)
         return writes_of(Writes(update.graph), variable_names, update_operations)
 
     def _needs_state_of_worker_0(self) -> bool:

@@ -29,6 +29,8 @@ from towers.graph.graph_walk import (
     reachable_from,
     step_operations,
     variables_by_name,
+    with_names,
+    without_names,
 )
 from towers.graph.order import Frames
 from towers.graph.variable_access import Writes, is_variable, read_from, variable_op
@@ -72,12 +74,12 @@ class SharedState:
         self._own_gradients = tensors_of(own_gradients)
         # The step is: the model, the sums of its gradients over the machines, and the update.
         names_before_update = model_operations | names_of(step_operations(self._sums))
-        self._update_operations = [op for op in self._step if op.name not in names_before_update]
+        self._update_operations = without_names(self._step, names_before_update)
         trained = variables_of(own_gradients)
         self._trained_names = operation_names(trained)
         # A program may train variables that it has put into other collections than the global ones.
         self._variables = variables_by_name(tf.global_variables() + trained)
-        operations_of_model = [op for op in self._step if op.name in model_operations]
+        operations_of_model = with_names(self._step, model_operations)
         # {name of a variable of the state: the operations by which the model writes it}
         self._writes = writes_of(self._finder, self._variables_read(), operations_of_model)
 

@@ -145,7 +145,7 @@ class OptimizerCalls(GradientsOfModel):
         yield  # here `build_towers` calls the model function, which calls `weighted` and `applied`
         self._operations = self._operations_so_far()
         made_by_optimizers = self._names_made_by_optimizers()
-        model_operations = [op for op in self._operations if op.name not in made_by_optimizers]
+        model_operations = graph_walk.without_names(self._operations, made_by_optimizers)
         check_no_gathering(model_operations, self._gradient_tensors())
 
     def weighted(self, loss: tf.Tensor) -> tf.Tensor:

@@ -18,7 +18,7 @@ from towers.gradients.stateless_random import (
     make_stateless,
 )
 from towers.gradients.tower import Tower
-from towers.graph.graph_walk import Recording, names_of
+from towers.graph.graph_walk import Recording, names_of, without_names
 from towers.model.losses import Losses
 from towers.model.outputs import fetches_of
 from towers.model.request import Request
@@ -145,7 +145,7 @@ class TowerGradients:
             with Recording(graph) as recomputation, tf.device(TowerDevice(device)):
                 recomputed = [rewrite(request.memory.recompute, forward, each.operations, root)
                               for each in by_objective]
-        own_forward = [op for op in forward if op.name not in recorded.owned]
+        own_forward = without_names(forward, recorded.owned)
         operations = own_forward + losses.operations + made.operations
         results = self._results(by_objective, operations, backward + recomputation.operations)
         tower = self._tower(recorded, losses, index, root, results)

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.errors import counted
+from towers.graph.graph_walk import variables_by_name
 from towers.placement.devices import short_name
 from towers.reduce.replicas import Replicas
 from towers.variables.slots import owner_by_name
@@ -121,7 +122,7 @@ def _findings_of_slots(slots: typing.Iterable[tf.Variable], owners: typing.Itera
       device_of: gives the device of a variable.
       owner_text: what the finding calls an owner.
     """
-    owners_by_name = {owner.op.name: owner for owner in owners}
+    owners_by_name = variables_by_name(owners)
     for slot in slots:
         owner = owner_by_name(slot.op.name, owners_by_name)
         if owner is None:

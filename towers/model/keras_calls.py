@@ -21,6 +21,7 @@ from towers.graph.graph_walk import (
     operation_of,
     reachable_from,
     reached,
+    without_names,
 )
 from towers.graph.op_types import SETS
 from towers.graph.variable_access import initializers
@@ -272,10 +273,9 @@ def _writes_of_step(operations: typing.Sequence[tf.Operation]) -> typing.List[tf
     writes = [op for op in operations if op.type.startswith(_WRITES)]
     if not writes:
         return []
-    names_of_initializers = initializers()
+    later_writes = without_names(writes, initializers())
     made = set(operations)
-    return [op for op in writes
-            if op.name not in names_of_initializers and not _sets_ready_made_value(op, made)]
+    return [op for op in later_writes if not _sets_ready_made_value(op, made)]
 
 
 def _sets_ready_made_value(op: tf.Operation, made: typing.Set[tf.Operation]) -> bool:

@@ -222,9 +222,9 @@ def _needed(operations: typing.List[tf.Operation], inputs: typing.Any,
         if op.name in batch_enters_at:
             return []
         sources = graph_walk.inputs_of(op) + _conditions(op)
-        return [source for source in sources if source.name in forward_pass]
+        return graph_walk.with_names(sources, forward_pass)
 
-    found = graph_walk.reached([operation_of(fetch) for fetch in fetches], needed_by)
+    found = graph_walk.reached(map(operation_of, fetches), needed_by)
     return [op for op in operations if op.name in found and op.name not in batch_enters_at]
 
 

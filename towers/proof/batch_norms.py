@@ -54,7 +54,7 @@ class BatchNorms(typing.NamedTuple):
 
     def statistics(self) -> typing.Set[str]:
         """The names of all operations that compute statistics over the examples."""
-        names = {op.name for op in self.fused}
+        names = graph_walk.names_of(self.fused)
         for mean, variance in self.moments:
             names.update([mean.op.name, variance.op.name])
         return names

@@ -77,9 +77,9 @@ class View:
         self._program = program
         self._has_static_batch = scratch.has_static_batch
         self._variables_read = scratch.variables_read
-        self._operation_names = {op.name for op in scratch.graph.get_operations()}
-        self.fills_tables = any(op.type.startswith(_FILL_TABLES)
-                                for op in scratch.graph.get_operations())
+        operations = scratch.graph.get_operations()
+        self._operation_names = graph_walk.names_of(operations)
+        self.fills_tables = any(op.type.startswith(_FILL_TABLES) for op in operations)
         self._merges = _merges_by_frame(scratch.graph)
         # {(name of a tensor, dimension): the prime in the place of its length}
         self._stand_ins: typing.Dict[typing.Tuple[str, int], int] = {}

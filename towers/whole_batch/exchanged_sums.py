@@ -19,7 +19,14 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.errors import SharedVariableError
-from towers.graph.graph_walk import ancestors, operation_names, operation_of, producers_of, reached
+from towers.graph.graph_walk import (
+    ancestors,
+    operation_names,
+    operation_of,
+    producers_of,
+    reached,
+    with_names,
+)
 from towers.graph.variable_access import metric_variables
 from towers.proof.analysis import Analysis
 from towers.proof.states import Kind
@@ -120,7 +127,7 @@ class _Consumers:
 
     def for_write(self, total: tf.Tensor) -> typing.List[tf.Operation]:
         """The operations that read a tensor, and from which the written value is computed."""
-        return [op for op in total.consumers() if op.name in self._for_write]
+        return with_names(total.consumers(), self._for_write)
 
     def is_for_outputs(self, op: tf.Operation) -> bool:
         """Whether an output is computed from an operation, and not only by way of the written
