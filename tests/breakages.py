@@ -92,7 +92,7 @@ BREAKAGES = [
      'roles/test_inline_updates.py'),
     ('towers/copies/copy.py', 'compat.set_device(copied.operation(name), device_of_copy)', 'pass',
      'copies/test_copy.py inspect/test_audit.py'),
-    ('towers/copies/template.py', 'operations_named(tf.get_default_graph(), awaited_names)', '[]',
+    ('towers/copies/template.py', 'operations_named(graph, awaited_names)', '[]',
      'roles/test_inline_updates.py'),
     ('towers/variables/initial_values.py', 'substitutes.get(tensor.name, tensor)', 'tensor',
      'variables/test_initial_values.py'),

@@ -345,6 +345,23 @@ def test_what_one_tower_has_is_not_written_for_all(updates, text, is_resource):
             assert_built(model(in_order(*updates)))
 
 
+def reads_at_any_time(centers, rows, features, difference):
+    """Nothing says whether the factor is read before or after it is written."""
+    factor = tf.get_variable('factor', [], tf.float64, tf.ones_initializer(), trainable=False)
+    total = tf.get_variable('total', [], tf.float64, tf.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([pulls(centers, rows, features, difference)]):
+        counted = tf.assign_add(total, tf.reduce_sum(features) * factor.read_value())
+    with tf.control_dependencies([tf.assign(factor, 2.)]):
+        return tf.group(counted, pulls(centers, rows, features, difference))
+
+
+def test_a_read_that_cannot_come_before_a_write_of_tower_0_is_refused():
+    with tf.variable_scope('', use_resource=True), pytest.raises(
+            towers.SharedVariableError, match='reads variable factor .* before this step writes it '
+            '.*but the write comes before what the read waits for in another tower'):
+        assert_built(model(reads_at_any_time))
+
+
 def test_an_update_may_read_what_it_has_written_and_use_it_for_no_write():
     def shown(*given):
         return tf.identity(pulls(*given))

@@ -321,7 +321,10 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
         not come before the write, though the program does not say that it comes after.
     """
     # Before a wait is added: which reads want the new value, as the program says.
-    in_program = Precedence([hold.held for hold in holds])
+    in_program = Precedence(held_by(holds))
+    held_by_variable = collections.defaultdict(list)
+    for hold in holds:
+        held_by_variable[hold.write.variable].append(hold.held)
 
     def comes_after_a_write(hold: Hold) -> bool:
         """Whether the read of a hold waits for some write already."""
@@ -334,7 +337,9 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
     for hold in sorted(holds, key=comes_after_a_write):
         if _add_wait(hold, waits) or not hold.certainly_reads:
             continue
-        is_read_of_new_value = all(in_program.waits_for(end, hold.held) for end in hold.ends)
+        writes_of_variable = held_by_variable[hold.write.variable]
+        is_read_of_new_value = all(
+            any(in_program.waits_for(end, op) for op in writes_of_variable) for end in hold.ends)
         if not is_read_of_new_value:
             raise SharedVariableError(
                 'a tower reads variable %s (operation %s) before this step writes it (operation '
