@@ -263,16 +263,53 @@ def test_lookups_of_static_numbers_of_rows_are_one_message():
     assert [messages(9), messages(3)] == [1, 3]
 
 
-def test_a_step_of_a_static_batch_has_one_message_for_dense_gradients_and_one_for_rows():
+@pytest.mark.parametrize('width, wire, expected', [
+    (4, None, ['CollectiveGather']), (8200, None, ['CollectiveGather', 'CollectiveReduce']),
+    (4, 'float16', ['CollectiveGather', 'CollectiveGather'])])
+def test_a_step_of_a_static_batch_has_one_message_and_one_for_large_dense_gradients(
+        width, wire, expected):
     """On two towers, with two tables: nothing counts rows or examples, nor looks at weights."""
     def model_fn(words):
         tables = [tf.get_variable(name, [50, 2]) for name in 'ab']
         rows = tf.concat([tf.gather(table, words) for table in tables], 2)
-        weights = [tf.get_variable(name, [4]) for name in 'vw']
-        return tf.reduce_mean(rows * weights[0] * weights[1])
+        weights = [tf.get_variable(name, [width]) for name in 'vw']
+        return tf.reduce_mean(rows) * tf.reduce_mean(weights[0] * weights[1])
     built = towers.build_towers(
         model_fn, (tf.zeros([4, 3], tf.int64),), tf.train.AdagradOptimizer(.1), 2, 'mean',
-        cluster=towers.Cluster('ring', ['127.0.0.1:1', '127.0.0.1:2']))
+        cluster=towers.Cluster('ring', ['127.0.0.1:1', '127.0.0.1:2'], wire=wire))
     messages = [op.type for op in step_operations([built.train_op])
                 if op.type.startswith('Collective')]
-    assert sorted(messages) == ['CollectiveGather', 'CollectiveReduce']
+    assert sorted(messages) == expected
+
+
+def by_types(words):
+    """Weights of three types, small beside the rows; two types in which rows are sent."""
+    def sum_of(dtype):
+        table = tf.get_variable('table_' + dtype, [50, 2], dtype)
+        weights = tf.get_variable('weights_' + dtype, [3, 2], dtype)
+        bias = tf.get_variable('bias_' + dtype, [], dtype)
+        products = tf.gather(table, words) * weights + bias
+        return tf.reduce_mean(tf.cast(tf.square(products), tf.float64))
+    return sum_of('float16') + sum_of('float32') + sum_of('float64')
+
+
+def test_small_dense_gradients_beside_rows_are_those_of_one_device():
+    """With all workers the same bits."""
+    words, workers = np.random.RandomState(0).randint(50, size=[6, 3]), addresses(3)
+    results = together(lambda rank: train(
+        towers.Cluster('ring', workers, rank=rank), by_types, [words[2 * rank:2 * rank + 2]],
+        lambda: tf.train.GradientDescentOptimizer(0.125), 2), 3)
+    with tf.Graph().as_default():
+        loss = by_types(tf.constant(words))
+        variables = tf.trainable_variables()
+        gradients = [tf.convert_to_tensor(each) for each in tf.gradients(loss, variables)]
+        with tf.Session() as session:
+            given = {each: results[0]['first'][each.op.name] for each in variables}
+            session.run([tf.assign(each, value) for each, value in given.items()])
+            expected = session.run(gradients)
+    for variable, gradient in zip(variables, expected):
+        name = variable.op.name
+        tolerance = {'float16': 2e-3, 'float32': 1e-5, 'float64': 1e-12}[gradient.dtype.name]
+        np.testing.assert_allclose(results[0]['gradients'][name], gradient, tolerance, tolerance)
+        for other in results[1:]:
+            assert other['last'][name].tobytes() == results[0]['last'][name].tobytes()

@@ -58,6 +58,11 @@ class Collectives:
         self._wire = WIRES.get(cluster.wire)  # None: dense gradients travel as they are
         self._last_key = max([0] + _keys_in_use(tf.get_default_graph()))
 
+    @property
+    def sends_16_bits(self) -> bool:
+        """Whether dense gradients travel as 16-bit numbers."""
+        return self._wire is not None
+
     def reduce(self, tensor: tf.Tensor, awaited: typing.Any, mean: bool = False) -> tf.Tensor:
         """The sum, or with `mean` the mean, of the workers' tensors, which have one shape."""
         # TensorFlow cuts a tensor into as many pieces as there are offsets, and adds up one piece

@@ -7,7 +7,7 @@ Dense gradients share buffers, filled in the reverse order of the variables, as 
 computes them: the first buffer is sent while the backward pass goes on. With `Cluster(wire=…)` they
 travel as 16-bit numbers: every worker gathers the numbers of all workers, and adds them up in
 float32, in one order, so that the sums have the same bits on all workers. Sparse gradients are sent
-as rows, by `ring_rows`.
+as rows, by `ring_rows`, with small dense gradients beside them.
 
 Words of `worker_step` used here: a `Weighting` says by which factor a worker's losses are
 multiplied, and is constant where all workers have one static number of examples; a `SessionGuard`
@@ -22,10 +22,10 @@ import tensorflow.compat.v1 as tf
 from towers.cluster import worker_step
 from towers.cluster.collectives import Collectives, Received
 from towers.cluster.engine import Engine, EngineGradients, EngineStep, Pairs
-from towers.cluster.ring_rows import Sums, add_rows
+from towers.cluster.ring_rows import Sums, add_rows, dense_beside_rows
 from towers.cluster.sent_types import type_of_sent_value, type_of_sent_variable
 from towers.gradients.gradient_pairs import variables_of
-from towers.graph.graph_walk import bytes_of
+from towers.graph.graph_walk import bytes_of, operation_names
 from towers.placement.variable_device import only_device
 
 BUFFER_MB = 4.  # MiB of gradients that travel together; a larger gradient travels in pieces
@@ -103,8 +103,13 @@ class _RingStep(typing.NamedTuple):
         _check_can_be_sent(gradients)
         with only_device('/cpu:0'), tf.name_scope('ring'):
             # Dense and sparse gradients form two chains, each in the same order on all workers.
-            dense = _add_dense(self.ring, gradients, self.awaited)
-            sparse = add_rows(self.ring, gradients, self.awaited, self.have_equal_batches)
+            beside_rows = dense_beside_rows(self.ring, gradients, self.have_equal_batches)
+            names_beside_rows = operation_names(variables_of(beside_rows))
+            others = [(gradient, variable) for gradient, variable in gradients
+                      if variable.op.name not in names_beside_rows]
+            dense = _add_dense(self.ring, others, self.awaited)
+            sparse = add_rows(self.ring, gradients, beside_rows, self.awaited,
+                              self.have_equal_batches)
             # All messages come before the end of the step, by which the training may end: a worker
             # that ended before a message would leave the others waiting in that message.
             messages = [dense.message, sparse.message] + list(values)
@@ -138,7 +143,7 @@ def _add_dense(ring: Collectives, gradients: Pairs, awaited: typing.Any) -> Rece
 
     Args:
       ring: makes the messages.
-      gradients: all gradients of this worker.
+      gradients: of this worker; the sparse ones are left out.
       awaited: the message, or operation, for which the first message waits.
 
     Returns:

@@ -2,10 +2,10 @@
 
 Every worker gathers the rows of all workers, and adds up those with one index. Where the number of
 rows is static and the same on all workers, as in a lookup of `[batch, ids]`, all gradients of a
-type go in one message, their indices as bits beside their rows. Else there are three kinds of
-messages: the numbers of rows of all gradients together, then all indices, then the rows of each
-type. Since a message has one size on all workers, a worker with fewer rows adds padding, which is
-cut off again.
+type go in one message, their indices as bits beside their rows; small dense gradients of that type
+go with them, and need no message of their own. Else there are three kinds of messages: the numbers
+of rows of all gradients together, then all indices, then the rows of each type. Since a message has
+one size on all workers, a worker with fewer rows adds padding, which is cut off again.
 
 Its test is `tests/cluster/test_ring.py`.
 """
@@ -17,43 +17,72 @@ import tensorflow.compat.v1 as tf
 from towers.cluster.collectives import Collectives, Received
 from towers.cluster.engine import Pairs
 from towers.cluster.sent_types import type_of_sent_gradient
-from towers.gradients.gradient_pairs import each_row_once
+from towers.gradients.gradient_pairs import each_row_once, variables_of
+from towers.graph.graph_walk import bytes_of
+
+_MOST_BESIDE_ROWS = 1 << 16
+"""Bytes of dense gradients that go in a message of rows. Of W workers, each sends them W - 1 times,
+and to the ring of a sum 2 (W - 1) / W times: where they are small, a message costs more."""
 
 Sums = typing.Dict[str, typing.Any]
 """The sum over the workers of each gradient, by the name of its variable."""
 
 
-def add_rows(ring: Collectives, gradients: Pairs, awaited: typing.Any,
+def add_rows(ring: Collectives, gradients: Pairs, beside_rows: Pairs, awaited: typing.Any,
              have_equal_batches: bool) -> Received:
-    """Adds up the sparse gradients over the workers.
+    """Adds up the sparse gradients over the workers, and dense ones that travel with them.
 
     Args:
       ring: makes the messages.
       gradients: all gradients of this worker.
+      beside_rows: what `dense_beside_rows` returned for these gradients.
       awaited: the message, or operation, for which the first message waits.
       have_equal_batches: whether all workers have the same static number of examples, so that a
         static number of rows is the same on all workers, too.
 
     Returns:
-      `Received` with `Sums`, `tf.IndexedSlices` with each row once.
+      `Received` with `Sums`; a sum of sparse gradients is `tf.IndexedSlices` with each row once.
     """
-    of_static_number: Pairs = []
-    of_any_number: Pairs = []
-    for slices, variable in gradients:
-        if not isinstance(slices, tf.IndexedSlices):
-            continue
-        if have_equal_batches and has_few_static_rows(slices, variable):
-            of_static_number.append((slices, variable))
-        else:
-            of_any_number.append((slices, variable))
     sums: Sums = {}
+    of_static_number = _pairs_of_static_rows(gradients, have_equal_batches)
     for sent, pairs in _by_sent_type(of_static_number):
-        sums_of_type, awaited = _add_static_rows(ring, pairs, sent, awaited)
+        dense = _of_sent_type(beside_rows, sent)
+        sums_of_type, awaited = _add_static_rows(ring, pairs, dense, sent, awaited)
         sums.update(sums_of_type)
+    of_any_number = [(slices, variable) for slices, variable in gradients
+                     if isinstance(slices, tf.IndexedSlices) and variable.op.name not in sums]
     if of_any_number:
         other_sums, awaited = _add_dynamic_rows(ring, of_any_number, awaited)
         sums.update(other_sums)
     return Received(sums, awaited)
+
+
+def dense_beside_rows(ring: Collectives, gradients: Pairs, have_equal_batches: bool) -> Pairs:
+    """The dense gradients that travel in a message of static rows: all dense gradients of a type in
+    which such rows are sent, where together they are small. Sent in 16 bits (`Cluster.wire`), dense
+    gradients have messages of their own.
+
+    The arguments are those of `add_rows`.
+    """
+    if ring.sends_16_bits:
+        return []
+    dense = [(gradient, variable) for gradient, variable in gradients
+             if not isinstance(gradient, tf.IndexedSlices)]
+    beside_rows: Pairs = []
+    for sent, _ in _by_sent_type(_pairs_of_static_rows(gradients, have_equal_batches)):
+        of_type = _of_sent_type(dense, sent)
+        if sum(bytes_of(variable) for variable in variables_of(of_type)) <= _MOST_BESIDE_ROWS:
+            beside_rows.extend(of_type)
+    return beside_rows
+
+
+def _pairs_of_static_rows(gradients: Pairs, have_equal_batches: bool) -> Pairs:
+    """The sparse gradients that are sent with a static number of rows, and their variables; the
+    arguments are those of `add_rows`."""
+    if not have_equal_batches:
+        return []
+    return [(slices, variable) for slices, variable in gradients
+            if isinstance(slices, tf.IndexedSlices) and has_few_static_rows(slices, variable)]
 
 
 def has_few_static_rows(slices: tf.IndexedSlices, variable: tf.Variable) -> bool:
@@ -79,15 +108,22 @@ def _by_sent_type(pairs: Pairs) -> typing.List[typing.Tuple[tf.DType, Pairs]]:
     return sorted(by_type.items(), key=lambda item: item[0].name)
 
 
+def _of_sent_type(pairs: Pairs, sent: tf.DType) -> Pairs:
+    """Those of some gradients, with their variables, that are sent in a type."""
+    return [(gradient, variable) for gradient, variable in pairs
+            if type_of_sent_gradient(gradient.dtype) == sent]
+
+
 # ---- static numbers of rows ----------------------------------------------------------------------
 
-def _add_static_rows(ring: Collectives, pairs: Pairs, sent: tf.DType,
+def _add_static_rows(ring: Collectives, pairs: Pairs, dense: Pairs, sent: tf.DType,
                      awaited: typing.Any) -> Received:
     """Adds up sparse gradients that have static numbers of rows, in one message.
 
     Args:
       ring: makes the message.
       pairs: this worker's `(gradient, variable)` pairs.
+      dense: pairs with dense gradients, which travel with them; may be empty.
       sent: the type in which the rows are sent.
       awaited: the message, or operation, for which this one waits.
 
@@ -97,16 +133,37 @@ def _add_static_rows(ring: Collectives, pairs: Pairs, sent: tf.DType,
     vectors: typing.List[tf.Tensor] = []  # indices and values of each gradient in turn
     for slices, variable in pairs:
         vectors.extend(vectors_of(slices, variable, sent))
+    if dense:
+        vectors.append(_packed(dense, sent))
     received = ring.gather_static(tf.concat(vectors, 0), awaited)
     by_worker = tf.reshape(received, [ring.num_workers, -1])
     sizes = [vector.shape.num_elements() for vector in vectors]
     vectors_of_workers = tf.split(by_worker, sizes, 1)  # for each of `vectors` [W, its size]
+    sums: Sums = {}
+    if dense:
+        of_workers = tf.unstack(vectors_of_workers.pop())
+        sums.update(_unpacked(tf.add_n(of_workers), dense))  # in one order on all workers
     indices_of_workers = vectors_of_workers[0::2]
     values_of_workers = vectors_of_workers[1::2]
-    sums: Sums = {}
     for (slices, variable), bits, values in zip(pairs, indices_of_workers, values_of_workers):
         sums[variable.op.name] = each_row_once(slices_of(bits, values, slices, variable))
     return Received(sums, received)
+
+
+def _packed(dense: Pairs, sent: tf.DType) -> tf.Tensor:
+    """The numbers of dense gradients as one vector of the type `sent`."""
+    return tf.concat([tf.reshape(tf.cast(gradient, sent), [-1]) for gradient, _ in dense], 0)
+
+
+def _unpacked(packed: tf.Tensor, dense: Pairs) -> Sums:
+    """The dense gradients of which `packed` has the numbers, as `_packed` put them there; `dense`
+    are gradients of the same types and shapes."""
+    sizes = [variable.get_shape().num_elements() for variable in variables_of(dense)]
+    unpacked: Sums = {}
+    for vector, (gradient, variable) in zip(tf.split(packed, sizes), dense):
+        values = tf.reshape(vector, variable.get_shape().as_list())
+        unpacked[variable.op.name] = tf.cast(values, gradient.dtype)
+    return unpacked
 
 
 class _Vectors(typing.NamedTuple):
