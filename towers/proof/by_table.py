@@ -125,20 +125,19 @@ def states_by_row(row: Row, op: tf.Operation, states: PerhapsStates, view: View)
     without_answer = _state_without_answer(row, op, inputs)
     if without_answer is not None:
         return without_answer
-    answer = _sizes_of_results(row, op, inputs, view)
-    if answer is None:
-        if not row.takes_sizes:
-            inputs = as_numbers(op, inputs, view)
-        # A rule that takes unknown states gets the states of all inputs as they are: None for a
-        # state that is not there yet, and sizes as sizes, even without `takes_sizes`.
-        answer = _answer(row, op, states if row.takes_unknown else inputs, view)
+    sizes = _sizes_of_results(row, op, inputs, view)
+    if sizes is not None:
+        return _completed_results(row, op, inputs, sizes, view)
+    if not row.takes_sizes:
+        inputs = as_numbers(op, inputs, view)
+    # A rule that takes unknown states gets the states of all inputs as they are: None for a state
+    # that is not there yet, and sizes as sizes, even without `takes_sizes`.
+    answer = _answer(row, op, states if row.takes_unknown else inputs, view)
     if answer is None:  # the rule needs a state that is not there yet
         return None
     if not row.keeps_marks:  # the rule of control flow has marked its answer itself
         return answer
-    if isinstance(answer, State):  # one state for all results
-        return _completed(row, op, inputs, answer, view)
-    return [_completed(row, op, inputs, state, view) for state in answer]
+    return _completed_results(row, op, inputs, answer, view)
 
 
 def _sizes_of_results(row: Row, op: tf.Operation, states: typing.List[State],
@@ -194,6 +193,14 @@ def _state_without_answer(row: Row, op: tf.Operation,
         if state.is_position and not row.takes_positions:
             return unknown(op, COMPUTES_WITH_POSITIONS)
     return None
+
+
+def _completed_results(row: Row, op: tf.Operation, inputs: typing.List[State],
+                       answer: typing.Union[State, typing.List[State]], view: View) -> Results:
+    """The states of the results: those that the row gives, each completed as `_completed` says."""
+    if isinstance(answer, State):  # one state for all results
+        return _completed(row, op, inputs, answer, view)
+    return [_completed(row, op, inputs, state, view) for state in answer]
 
 
 def _completed(row: Row, op: tf.Operation, inputs: typing.List[State], result: State,

@@ -189,7 +189,8 @@ def has_examples_last(state: State, rank: int) -> bool:
 class NotKnown(Exception):
     """The proof ends at an operation, since a value that its rule needs is not known.
 
-    `by_table`, which asks the rules, takes `state` of this exception for the rule's answer.
+    `by_table`, which asks the rules, takes `state` of this exception for the rule's answer. Where
+    the `of_sizes` of a row raises it, the result is no size, and `by_table` asks the rule.
     """
 
     def __init__(self, op: tf.Operation, why: str):
@@ -199,17 +200,6 @@ class NotKnown(Exception):
 
 
 _Value = typing.TypeVar('_Value')
-
-
-def all_known(values: typing.Iterable[typing.Optional[_Value]]
-              ) -> typing.Optional[typing.List[_Value]]:
-    """List of the values, if no value is None; else None."""
-    known = []
-    for value in values:
-        if value is None:
-            return None
-        known.append(value)
-    return known
 
 
 def required(value: typing.Optional[_Value], op: tf.Operation, why: str) -> _Value:

@@ -128,7 +128,7 @@ def _gathered(op: tf.Operation, params: State, indices: State, view: View) -> St
     if params.is_position or indices.kind is Kind.INDICES:
         return unknown(op, COMPUTES_WITH_POSITIONS)
     if indices.kind is Kind.POSITION:  # positions of all examples, or of those that a mask keeps
-        return rows_at_positions(op, params, indices, view)
+        return _rows_at_positions(op, params, indices, rank=1, view=view)
     if any_of_kind([params, indices], Kind.ONE_EXAMPLE):
         return by_example(op, [params, indices], view)
     if any_by_example([params, indices]):
@@ -197,19 +197,18 @@ def _axis_of_gather(op: tf.Operation, view: View) -> int:
     return int(axis) % rank
 
 
-def rows_at_positions(op: tf.Operation, params: State, positions: State, view: View) -> State:
+def _rows_at_positions(op: tf.Operation, params: State, positions: State, rank: int,
+                       view: View) -> State:
     """The state of examples' rows at the examples' own positions: all rows, or the rows of a mask.
 
     Args:
       op: the operation that gathers the rows.
       params: the state of the tensor whose rows are taken, [n, …].
-      positions: the state of the positions: [n] of `tf.gather`, [n, 1] of `tf.gather_nd`.
+      positions: the state of the positions.
+      rank: how many dimensions they have: [n] of `tf.gather`, [n, 1] of `tf.gather_nd`.
       view: `View`.
     """
-    has_vectors = op.type.endswith('GatherNd')
-    rank_of_positions = 2 if has_vectors else 1
-    are_one_after_the_other = (
-        positions.axis == 0 and view.rank(op.inputs[1]) == rank_of_positions)
+    are_one_after_the_other = positions.axis == 0 and view.rank(op.inputs[1]) == rank
     if not are_one_after_the_other or not takes_whole_rows(op, view):
         return unknown(op, _BY_PLACES)
     # A position is the number of its example's row only if the params have one row for each entry
@@ -249,8 +248,8 @@ def _rows_at_vectors(op: tf.Operation, params: State, positions: State, view: Vi
     """The state of rows at positions [n, 1], each of which is an index vector of one number."""
     if not has_one_entry_along(-1, op.inputs[1], view):
         return unknown(op, _BY_PLACES)
-    # `rows_at_positions` refuses index vectors in any other shape than [n, 1].
-    return rows_at_positions(op, params, positions, view)
+    # `_rows_at_positions` refuses index vectors in any other shape than [n, 1].
+    return _rows_at_positions(op, params, positions, rank=2, view=view)
 
 
 def _entries_of_table(op: tf.Operation, table: State, indices: State, view: View) -> State:

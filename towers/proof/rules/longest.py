@@ -201,12 +201,8 @@ def _looks_up_rows(carried: Carried, view: View) -> bool:
         return filter(view.is_in_loop, graph_walk.producers_of(op))
 
     operations = graph_walk.reached([carried.after.op], producers_in_loop).values()
-    for lookup in graph_walk.of_types(operations, _LOOKUPS):
-        table = view.state_or_none(lookup.inputs[0])
-        # In the first round of the analysis, a tensor of the loop has no state yet.
-        if table is None or is_same_on_towers(table):
-            return True
-    return False
+    lookups = graph_walk.of_types(operations, _LOOKUPS)
+    return any(is_same_on_towers(view.state_so_far(lookup.inputs[0])) for lookup in lookups)
 
 
 _PLACE_OF_ARRAY = {'TensorArrayWriteV3': -1, 'TensorListSetItem': 0}

@@ -144,17 +144,16 @@ def segment_rows(op: tf.Operation, states: _States, view: View) -> State:
     not_known = first_unknown(states)
     if not_known is not None:
         return not_known
-    if rows_state.kind is Kind.INDEPENDENT and row_numbers.kind is Kind.ROWS:
-        return _sums_of_examples(op, rows_state, row_numbers, positions, view)
-    if tell_of_examples(states):  # such as rows x [n, 4] of the examples, by any numbers
-        return unknown(op, 'adds up rows by their numbers')
-    return not_linear(op, states, view)  # such as rows of a variable, by constant numbers
+    if not tell_of_examples(states):  # such as rows of a variable, by constant numbers
+        return not_linear(op, states, view)
+    return _sums_of_examples(op, rows_state, row_numbers, positions, view)
 
 
 def _sums_of_examples(op: tf.Operation, table: State, values: State, positions: State,
                       view: View) -> State:
     """The state of sums [n, 4]: for each example, the sum of the table's rows at the values of this
-    example. The sums are unknown, unless each example is known to have a value.
+    example. The sums are unknown, unless each example is known to have a value, and all examples
+    share the table.
 
     Args:
       op: the operation.
@@ -171,7 +170,7 @@ def _sums_of_examples(op: tf.Operation, table: State, values: State, positions: 
     is_shared_table = table.kind is Kind.INDEPENDENT
     if are_positions and are_rows_at_positions and is_shared_table:
         return per_example(0).with_marks_of(table, values, positions)
-    return unknown(op, 'adds up rows that not each example is known to have')
+    return unknown(op, 'adds up rows that are not known to be of each example')
 
 
 def once_looked_up(op: tf.Operation, view: View) -> typing.Optional[typing.List[State]]:

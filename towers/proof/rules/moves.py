@@ -15,6 +15,7 @@ from towers.proof.rules.common import (
     COMPUTES_WITH_POSITIONS,
     is_of_batch,
     kinds_of,
+    required,
 )
 from towers.proof.rules.totals import not_linear
 from towers.proof.sizes import as_number, as_numbers
@@ -123,9 +124,9 @@ def _moved_positions(op: tf.Operation, state: State, view: View) -> State:
     place of another one. It is unknown for index vectors (INDICES), too: a move could separate the
     position, a vector's first number, from its other numbers.
     """
-    shape = view.shape(op.outputs[0])
+    shape = required(view.shape(op.outputs[0]), op, COMPUTES_WITH_POSITIONS)
     is_one_number_of_each = state.kind in (Kind.POSITION, Kind.ROW_POSITION)
-    if not is_one_number_of_each or op.type not in _KEEP_ORDER or shape is None:
+    if not is_one_number_of_each or op.type not in _KEEP_ORDER:
         return unknown(op, COMPUTES_WITH_POSITIONS)
     # In [n, 1] only one dimension has another length than 1: all positions are along it. Positions
     # [2 n] in the shape [2, n] are along two dimensions.

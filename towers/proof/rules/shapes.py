@@ -15,7 +15,6 @@ from towers.proof.contexts import NUMBER_OF_EXAMPLES
 from towers.proof.rules.common import (
     NotKnown,
     Results,
-    all_known,
     axes_of_examples,
     is_broadcast_along,
     is_multiple_of_examples,
@@ -102,8 +101,8 @@ def arithmetic(op: tf.Operation, states: _States, view: View) -> State:
         raise NotKnown(op, _IS_NO_SIZE)
     left, right = _numbers_in_each(op, op.inputs, states, view)
     count = max(len(left), len(right))
-    results = all_known(map(function, _repeated(left, count), _repeated(right, count)))
-    return sizes_state(required(results, op, _IS_NO_SIZE))
+    pairs = zip(_repeated(left, count), _repeated(right, count))
+    return sizes_state([required(function(*pair), op, _IS_NO_SIZE) for pair in pairs])
 
 
 def negative_sizes(op: tf.Operation, states: _States, view: View) -> State:
@@ -126,8 +125,8 @@ def _repeated(numbers: Sizes, count: int) -> Sizes:
 def product_of_sizes(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.reduce_prod` of sizes, (n, 4): 4 n.
 
-    A result of one number is the product of all numbers. With axis=[], a product over no dimension,
-    the result is the vector itself.
+    A result of one number is the product of all numbers. A result of several numbers is not: with
+    axis=[], a product over no dimension, a vector stays as it is.
     """
     is_one_number = view.shape(op.outputs[0]) in ([], [1])
     if not is_one_number:
@@ -248,8 +247,9 @@ def _limits_of_slice(op: tf.Operation, view: View) -> typing.List[int]:
 def gathered_sizes(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.gather(shape, indices)`. A vector has one axis, so that the axis tells nothing."""
     numbers = _numbers_in_vector(op, states, view)
-    indices = static_value(op.inputs[1], op, view)
-    return sizes_state(numbers[place] for place in np.ravel(indices))
+    indices = np.ravel(static_value(op.inputs[1], op, view))
+    number_at = dict(enumerate(numbers))  # without the places before 0, which a tuple would have
+    return sizes_state([required(number_at.get(place), op, _IS_NO_SIZE) for place in indices])
 
 
 def sizes_of_range(op: tf.Operation, states: _States, view: View) -> State:

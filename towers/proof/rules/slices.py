@@ -91,25 +91,23 @@ def _items(op: tf.Operation, limits: typing.List[tf.Tensor],
     """
     shape = required(view.shape(limits[0]), op, NO_STATIC_ARGUMENT)
     number_of_items = required(shape[0], op, NO_STATIC_ARGUMENT)
-    begins, ends, strides = [_numbers_of(tensor, view) for tensor in limits]
-    sizes_of_ends = sizes_in(limits[1], view.state(limits[1]), view)  # n may be among them
+    begins, ends, strides = limits
+    sizes_of_ends = sizes_in(ends, view.state(ends), view)  # n may be among them
     items = []
     for place in range(number_of_items):
         items.append(_Item(
             form=_form(op, place),
-            begin=_begin(op, place, begins.get(place)),
-            reaches_end=_reaches_end(op, place, ends.get(place)),
+            begin=_begin(op, place, _number_at(place, begins, view)),
+            reaches_end=_reaches_end(op, place, _number_at(place, ends, view)),
             end=None if sizes_of_ends is None else sizes_of_ends[place],
-            stride=strides.get(place)))
+            stride=_number_at(place, strides, view)))
     return items
 
 
-def _numbers_of(vector: tf.Tensor, view: View) -> typing.Dict[int, int]:
-    """{place in a vector: the number at this place}; {} where the numbers are not static."""
-    value = view.value(vector)
-    if value is None:
-        return {}
-    return {place: int(number) for place, number in enumerate(value)}
+def _number_at(place: int, vector: tf.Tensor, view: View) -> typing.Optional[int]:
+    """The number at a place in a vector; None where it is not static."""
+    number = view.entry(vector, place)
+    return None if number is None else int(number)
 
 
 def _begin(op: tf.Operation, place: int, number: typing.Optional[int]) -> typing.Optional[int]:
