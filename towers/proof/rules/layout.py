@@ -86,9 +86,7 @@ def pad_with(op: tf.Operation, states: _States, view: View) -> State:
     offset, unless c is 0.
     """
     padded = pad(op, states, view)  # unknown, if c is computed from the examples
-    number = view.value(op.inputs[2])
-    is_known_as_0 = number is not None and number == 0
-    if not padded.is_total_or_share or is_known_as_0:
+    if not padded.is_total_or_share or are_zeros(op.inputs[2], view):
         return padded
     padding = states[2]
     return sum_of_totals(op, [padded, padding], view)

@@ -174,39 +174,32 @@ def unstacked_sizes(op: tf.Operation, states: _States, view: View) -> typing.Lis
     return [sizes_state([number]) for number in numbers]
 
 
-def split_sizes(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
+def sizes_in_equal_parts(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
+    """`tf.split(shape, 2)` of (n, 3, 800, 2): the parts (n, 3) and (800, 2)."""
+    numbers = _numbers_in_vector(op, states, view, place=1)  # behind the axis
+    number_of_parts = len(op.outputs)
+    length = len(numbers) // number_of_parts
+    return _in_parts(numbers, [length] * number_of_parts)
+
+
+def sizes_in_parts(op: tf.Operation, states: _States, view: View) -> typing.List[State]:
     """`tf.split(shape, [1, 2])` of (n, 800, 2): the parts (n) and (800, 2)."""
-    place_of_vector = 1 if op.type == 'Split' else 0
-    vector = op.inputs[place_of_vector]
-    numbers = required(sizes_in(vector, states[place_of_vector], view), op, _IS_NO_SIZE)
-    if view.rank(vector) != 1:  # a part of a matrix has rows, or columns
-        raise NotKnown(op, _IS_NO_SIZE)
+    numbers = _numbers_in_vector(op, states, view)
+    lengths = static_value(op.inputs[1], op, view).tolist()
+    if -1 in lengths:  # at one place, for what the other parts leave
+        sum_of_others = sum(lengths) + 1
+        lengths[lengths.index(-1)] = len(numbers) - sum_of_others
+    return _in_parts(numbers, lengths)
+
+
+def _in_parts(numbers: Sizes, lengths: typing.List[int]) -> typing.List[State]:
+    """The states of parts of these lengths, one after the other."""
     parts = []
     begin = 0
-    for length in _lengths_of_parts(op, len(numbers), view):
+    for length in lengths:
         parts.append(sizes_state(numbers[begin:begin + length]))
         begin += length
     return parts
-
-
-def _lengths_of_parts(op: tf.Operation, count: int, view: View) -> typing.List[int]:
-    """The lengths of the parts of a vector.
-
-    Args:
-      op: the operation `Split`, whose parts are equal, or `SplitV`, which gets their lengths; -1,
-        in at most one place, is what is left.
-      count: how many numbers the vector has.
-      view: `View`.
-
-    Raises:
-      NotKnown: the lengths are not static.
-    """
-    number_of_parts = len(op.outputs)
-    if op.type == 'Split':
-        return [count // number_of_parts] * number_of_parts
-    lengths = [int(length) for length in static_value(op.inputs[1], op, view)]
-    rest = count - sum(length for length in lengths if length >= 0)
-    return [rest if length < 0 else length for length in lengths]
 
 
 def sliced_sizes(op: tf.Operation, states: _States, view: View) -> State:
@@ -272,16 +265,22 @@ def _numbers_in_first(op: tf.Operation, states: _States, view: View) -> Sizes:
     return required(sizes_in(op.inputs[0], states[0], view), op, _IS_NO_SIZE)
 
 
-def _numbers_in_vector(op: tf.Operation, states: _States, view: View) -> Sizes:
-    """The numbers in the first input, if it is a vector. Of a matrix an operation picks rows.
+def _numbers_in_vector(op: tf.Operation, states: _States, view: View, place: int = 0) -> Sizes:
+    """The numbers in an input, if it is a vector. Of a matrix an operation picks rows.
+
+    Args:
+      op: the operation.
+      states: the states of its inputs.
+      view: `View`.
+      place: the place of the vector among the inputs.
 
     Raises:
       NotKnown: it is no vector of sizes.
     """
-    numbers = _numbers_in_first(op, states, view)
-    if view.rank(op.inputs[0]) != 1:
+    vector = op.inputs[place]
+    if view.rank(vector) != 1:
         raise NotKnown(op, _IS_NO_SIZE)
-    return numbers
+    return required(sizes_in(vector, states[place], view), op, _IS_NO_SIZE)
 
 
 def _numbers_in_each(op: tf.Operation, tensors: typing.Iterable[tf.Tensor], states: _States,
