@@ -320,12 +320,6 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
       SharedVariableError: a read that waits for a write which every tower does; or a read that can
         not come before the write, though the program does not say that it comes after.
     """
-    # Before a wait is added: which reads want the new value, as the program says.
-    in_program = Precedence(held_by(holds))
-    held_by_variable = collections.defaultdict(list)
-    for hold in holds:
-        held_by_variable[hold.write.variable].append(hold.held)
-
     def comes_after_a_write(hold: Hold) -> bool:
         """Whether the read of a hold waits for some write already."""
         return all(map(waits.follows_any, hold.ends))
@@ -334,13 +328,12 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
     # waits for the write of w. Then the write of w can wait for nothing that comes after the write
     # of v. So the holds of such reads come last (False is before True): if they were added first,
     # the waits of other holds would close a circle, and would be left out.
+    program: typing.Optional[_Program] = None  # made when it is needed
     for hold in sorted(holds, key=comes_after_a_write):
         if _add_wait(hold, waits) or not hold.certainly_reads:
             continue
-        writes_of_variable = held_by_variable[hold.write.variable]
-        is_read_of_new_value = all(
-            any(in_program.waits_for(end, op) for op in writes_of_variable) for end in hold.ends)
-        if not is_read_of_new_value:
+        program = program or _Program(holds)
+        if not program.wants_new_value(hold):
             raise SharedVariableError(
                 'a tower reads variable %s (operation %s) before this step writes it (operation '
                 '%s), but the write comes before what the read waits for in another tower: let '
@@ -351,6 +344,24 @@ def add_waits(holds: typing.List[Hold], waits: Waits) -> None:
                 'a tower reads variable %s (operation %s) after its examples have written it '
                 '(operation %s), where one device reads what the whole batch has written: read it '
                 'before.' % (hold.write.variable, hold.ends[0].name, hold.held.name))
+
+
+class _Program:
+    """The order that the program itself gives: new waits are no edges of the graph yet."""
+
+    def __init__(self, holds: typing.Iterable[Hold]):
+        """`holds` have the writes of the variables."""
+        self._held_by_variable: typing.Dict[str, Operations] = collections.defaultdict(dict)
+        held: Operations = {}
+        for hold in holds:
+            held[hold.held.name] = hold.held
+            self._held_by_variable[hold.write.variable][hold.held.name] = hold.held
+        self._order = Precedence(in_order_of_names(held))
+
+    def wants_new_value(self, hold: Hold) -> bool:
+        """Whether the read of a hold waits for a write of its variable, by any tower."""
+        writes = self._held_by_variable[hold.write.variable].values()
+        return all(any(self._order.waits_for(end, op) for op in writes) for end in hold.ends)
 
 
 def _add_wait(hold: Hold, waits: Waits) -> bool:
@@ -420,7 +431,11 @@ class _ReadsBefore:
         self._tower_0 = tower_0
         self._steps_of_losses = _steps_of_losses(tower_0)
         self._finder = Writes(tf.get_default_graph())
-        self._decide_writes = _deciding_writes(operations_of_updates.values(), self._finder)
+        # Names of the operations by which updates decide what they write. Where tower 0 alone
+        # writes, every read can be ordered, and they are not asked for.
+        self._decide_writes: typing.Set[str] = set()
+        if any(write.has_role_every for write in writes):
+            self._decide_writes = _deciding_writes(operations_of_updates.values(), self._finder)
 
     def of(self, write: TowerWrite) -> typing.List[tf.Operation]:
         """List of the operations that take the variable of a write, and have to do so before it."""
