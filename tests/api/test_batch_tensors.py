@@ -239,3 +239,15 @@ def test_beside_modes(options):
         for mine, expected in zip(ours, theirs):
             np.testing.assert_allclose(mine, expected, rtol=1e-6)
         session.run([built.train_op] + of_batch, {x: X, y: Y})
+
+
+def test_a_statistic_of_a_batch_norm_of_each_shard_is_refused():
+    x, y = placeholders()
+    h = dense(x, 3, 'a')
+    mean, variance = tf.nn.moments(h, [0])
+    normalized = tf.nn.batch_normalization(h, mean, variance, None, None, 1e-3)
+    built = towers.build_towers(tf.reduce_mean(tf.square(normalized - y)), (x, y), sgd(), 2, 'mean')
+    assert built.of(normalized).shape.as_list() == [None, 3]  # as the loss has it
+    for statistic in (variance, tf.sqrt(variance)):
+        with pytest.raises(towers.ModelFunctionError, match='is not proven from those of the towers'):
+            built.of(statistic)

@@ -123,11 +123,13 @@ def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf
     """The names of the operations that take the statistics of batch norms, as far as a statistic
     goes into the losses by normalized values of the examples alone.
 
-    A variance that a loss also adds up is not among them, whatever it normalizes.
+    If a loss also adds a variance up, neither this variance nor its mean are among them, whatever
+    they normalize.
 
     Args:
       batch_norms: `BatchNorms`.
-      losses: list of scalars of the analysed forward pass.
+      losses: list of scalars of the analysed forward pass; or of other results, of which some may
+        be the normalized values themselves.
       analysis: its `Analysis`.
     """
     into_losses = _ways_into(losses)
@@ -137,10 +139,12 @@ def statistics_of_normalizations(batch_norms: BatchNorms, losses: typing.List[tf
         # Another analysis may have found the batch norms. By this one they may be unproven.
         if not analysis.is_mean(mean.op) or not analysis.is_mean(variance.op):
             continue
-        if _only_normalizes(mean, into_losses, analysis, needs_root=False):
-            found.add(mean.op.name)
-        if _only_normalizes(variance, into_losses, analysis, needs_root=True):
-            found.add(variance.op.name)
+        # The variance is computed from the mean: if a loss adds the variance up, it also depends
+        # on the mean by more than normalized values.
+        mean_normalizes = _only_normalizes(mean, into_losses, analysis, needs_root=False)
+        variance_normalizes = _only_normalizes(variance, into_losses, analysis, needs_root=True)
+        if mean_normalizes and variance_normalizes:
+            found.update([mean.op.name, variance.op.name])
     return found
 
 
@@ -177,8 +181,9 @@ def _only_normalizes(statistic: tf.Tensor, ways: _Ways, analysis: Analysis,
       needs_root: whether a root has to be taken on the way, as for a variance.
     """
     to_values = functools.partial(_results_before_values, ways, analysis)
-    on_ways = graph_walk.reached([statistic], to_values)
-    reaches_a_loss = not ways.losses.isdisjoint(on_ways)  # on a way without values of the examples
+    on_ways = graph_walk.reached([statistic], to_values).values()
+    before_values = [tensor for tensor in on_ways if not analysis.state(tensor).is_by_example]
+    reaches_a_loss = not ways.losses.isdisjoint(graph_walk.names_of(before_values))
     if reaches_a_loss:
         return False
     if not needs_root:

@@ -22,6 +22,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import ModelFunctionError
 from towers.model.outputs import weighted_sum
+from towers.proof.batch_norms import statistics_of_normalizations
 from towers.proof.states import Kind, State
 from towers.shards.cut_batch import CutBatch, Size, zero_if_empty
 
@@ -132,7 +133,7 @@ def merged_tensor(by_tower: typing.List[tf.Tensor], batch: CutBatch,
     if len(by_tower) == 1:
         return by_tower[0]
     state = proven.analysis.state(by_tower[0])  # the towers are alike: all have this state
-    depends_on_shard = bool(_statistics_beside_batch_norms(state, proven))
+    depends_on_shard = bool(_statistics_beside_normalizations(by_tower[0], proven))
     if depends_on_shard:  # one device would have other values
         return None
     if state.kind is Kind.ROWS and not _are_of_one_round(by_tower[0], proven.analysis):
@@ -171,17 +172,21 @@ def _is_of_sparse_input(selection: str) -> bool:
     return ':' in selection
 
 
-def _statistics_beside_batch_norms(state: State, proven: typing.Any) -> typing.Set[str]:
-    """The names of the statistics of the shard that a tensor depends on, without the statistics of
-    batch norms. These do not stop a merge: they also make the loss differ from one device's."""
-    return set(state.shard_statistics - proven.batch_norms.statistics())
+def _statistics_beside_normalizations(tensor: tf.Tensor, proven: typing.Any) -> typing.Set[str]:
+    """The names of the statistics of the shard that a tensor depends on, without the statistics by
+    which batch norms normalize the examples that it is computed from. These do not stop a merge:
+    they make the loss differ from one device's in the same way. But the variance itself, and what
+    is computed from it, such as a standard deviation, have no value of the batch."""
+    statistics = proven.analysis.state(tensor).shard_statistics
+    return set(statistics - statistics_of_normalizations(
+        proven.batch_norms, [tensor], proven.analysis))
 
 
 def why_not_merged(first: tf.Tensor, proven: typing.Any) -> str:
     """Why `merged_tensor` returns None, in words; `first` is the first tower's tensor."""
     state = proven.analysis.state(first)
     reason = state.reason  # where the proof of this tensor ended; None where it did not
-    statistics = proven.analysis.in_order(_statistics_beside_batch_norms(state, proven))
+    statistics = proven.analysis.in_order(_statistics_beside_normalizations(first, proven))
     if reason is None and statistics:
         reason = proven.analysis.reasons[statistics[0]]
     if reason is not None:
