@@ -42,8 +42,17 @@ def check_that_all_begin(table, names, beginning):
     assert {name: text for name, text in found.items() if not text.startswith(beginning)} == {}
 
 
+# Each notices a breakage of tests/breakages.py that no other fast loss notices.
+NOTICED_BY_ONE = [
+    'features_cut_at_batch_size', 'cumprod_of_mean', 'softmax_after_squeeze',
+    'rows_of_blocks_by_a_carried_value', 'cond_in_a_while', 'contrast_of_three_dimensions',
+    'first_column_counted_from_the_last', 'read_in_the_next_iteration',
+    'constants_written_by_a_branch', 'power_that_a_list_carries', 'integer_mean']
+
+
 def test_what_couples_examples_is_not_proven():
-    check_that_all_begin(losses.COUPLED, list(losses.COUPLED)[::4], 'not proven: ')
+    some = list(losses.COUPLED)[::6] + NOTICED_BY_ONE
+    check_that_all_begin(losses.COUPLED, dict.fromkeys(some), 'not proven: ')
 
 
 @pytest.mark.slow

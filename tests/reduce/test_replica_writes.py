@@ -78,7 +78,7 @@ def test_replicas_get_what_an_update_writes(way, options, kind_of_variables):  #
 @pytest.mark.parametrize('update_ops', ['first', 'all'])
 def test_a_write_of_the_forward_pass_is_refused(update_ops, kind_of_variables):  # noqa: F811
     with pytest.raises(towers.SharedVariableError, match=(
-            r'writes the trainable variable w \(operation clip\), .* UPDATE_OPS .* '
+            r'writes the trainable variable w \(operation clip\) .* UPDATE_OPS .* '
             'another VariablePlacement')):
         build('inline', update_ops=update_ops)
 
