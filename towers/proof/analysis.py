@@ -26,7 +26,7 @@ from towers.proof.states import (
     State,
     unknown,
 )
-from towers.proof.static_batch import find_size_constants, loops_of_size
+from towers.proof.static_batch import divisors_of_values, find_size_constants, loops_of_size
 from towers.proof.view import View
 from towers.proof.written import Written, written_by, written_otherwise
 
@@ -61,6 +61,9 @@ class Analysis(typing.NamedTuple):
     size_constants: typing.Optional[SizeConstants] = None
     # names of divisors of sums: any of them may be the batch's size, so that none is taken for it
     other_divisors: typing.Sequence[str] = ()
+    # of a static batch, names of the divisors of values of the examples that may be computed from
+    # its size: see `divisors_of_values`
+    divisors_of_values: typing.Sequence[str] = ()
     # {name of a loop's operation: the constant that ends the loop, which may be the batch's size}
     loops_of_size: typing.Mapping[str, Reason] = {}
 
@@ -196,12 +199,16 @@ class _ForwardPass(typing.NamedTuple):
         # Operations in the bodies of functions may also draw random numbers.
         random = [op.name for op in settled.operations if graph_walk.is_random(op)]
         batch_size = static_size(self.needed.inputs)
-        of_size = {} if batch_size is None else loops_of_size(view, batch_size)
+        of_size: typing.Mapping[str, Reason] = {}
+        divisors: typing.List[str] = []
+        if batch_size is not None:
+            of_size = loops_of_size(view, batch_size)
+            divisors = divisors_of_values(self.needed.operations, states, batch_size)
         return Analysis(
             states=states, reasons=view.reasons, operations=names, random=random,
             writes=_writes(settled), means=_means(view), forward_pass=self.operations,
             assumed_scalars=scratch.assumed_scalars, suppositions=view.suppositions,
-            loops_of_size=of_size)
+            divisors_of_values=divisors, loops_of_size=of_size)
 
 
 def _needed(operations: typing.List[tf.Operation], inputs: typing.Any,

@@ -150,6 +150,25 @@ def find_size_constants(operations: typing.List[tf.Operation], states: _States,
     return Found(search.size_constants, other_divisors)
 
 
+def divisors_of_values(operations: typing.Iterable[tf.Operation], states: _States,
+                       batch_size: int) -> typing.List[str]:
+    """The names of the constants that divide values of the examples, and are multiples of the
+    static number of examples.
+
+    Nothing in the graph tells whether such a constant was computed from that number: of x [50, 4],
+    the 50. in `x / 50.` may be a temperature; the gradient of `tf.reduce_mean(x)` divides by 200.
+
+    Args:
+      operations: the operations of the forward pass.
+      states: the states of their tensors.
+      batch_size: the static number of examples.
+    """
+    if batch_size < 2:  # every number is a multiple of 1
+        return []
+    search = _Search(states, batch_size)
+    return [op.inputs[1].op.name for op in operations if search.divides_values(op)]
+
+
 class _Search:
     """Follows tensors that go together with the examples back to constants.
 
@@ -244,6 +263,12 @@ class _Search:
         is_number_of_examples = dividend.is_constant  # the sum of a 1 for each example
         is_sum = dividend.kind is Kind.SUM and not is_number_of_examples
         return is_sum and self._times_of_divisor(op.inputs[1]) > 0
+
+    def divides_values(self, op: tf.Operation) -> bool:
+        """Whether an operation divides values of the examples by a multiple of their number."""
+        if op.type not in QUOTIENTS or not self._state(op.inputs[0]).is_by_example:
+            return False
+        return self._times_of(op.inputs[1]) > 0
 
     def _times_of_divisor(self, divisor: tf.Tensor) -> int:
         """How many times the number of examples a divisor is; 0 for a divisor that is no multiple.

@@ -256,7 +256,8 @@ def _conditions(state: State, losses: typing.List[tf.Tensor], analysis: Analysis
     conditions = []
     if question.static_size is not None:
         conditions.append('if %s (with a batch [None, ...] this condition falls away)' % (
-            _condition_of_size(question.static_size, _needed_size_constants(losses, analysis))))
+            _condition_of_size(question.static_size, _needed_size_constants(losses, analysis),
+                               _needed_divisors(losses, analysis))))
     if analysis.assumed_scalars:
         names = ', '.join(map(repr, analysis.assumed_scalars))
         conditions.append('if %s is fed a scalar (give it the shape [])' % names)
@@ -419,15 +420,29 @@ def _needed_size_constants(losses: typing.List[tf.Tensor], analysis: Analysis) -
     return {name: constant for name, constant in size_constants.items() if name in needed}
 
 
-def _condition_of_size(size: int, size_constants: SizeConstants) -> str:
+def _needed_divisors(losses: typing.List[tf.Tensor], analysis: Analysis) -> typing.List[str]:
+    """The names of the divisors of values that losses depend on, and that may be computed from the
+    batch's size, without those that the proof takes for multiples of it."""
+    needed = graph_walk.ancestors(losses)
+    size_constants = analysis.size_constants or {}
+    divisors = dict.fromkeys(analysis.divisors_of_values)  # each once
+    return [name for name in divisors if name in needed and name not in size_constants]
+
+
+def _condition_of_size(size: int, size_constants: SizeConstants,
+                       divisors: typing.List[str]) -> str:
     """What a proof supposes of a static batch, in words.
 
     Args:
       size: the static number of examples of a shard.
       size_constants: the constants that the proof takes for multiples of it.
+      divisors: names of other constants that may be computed from it.
     """
     if not size_constants:
-        return 'no constant of the model was computed from the static size of a shard, %d' % size
+        no_constant = 'no constant of the model'
+        if divisors:
+            no_constant += ', such as %s,' % _names(divisors)
+        return '%s was computed from the static size of a shard, %d' % (no_constant, size)
     number = len(size_constants)
     operations = 'operation' if number == 1 else 'operations'
     times = max(constant.most_times for constant in size_constants.values())
@@ -441,8 +456,11 @@ def _condition_of_size(size: int, size_constants: SizeConstants) -> str:
     else:
         numbers = '%d, or up to %d times as much,' % (size, times)
         condition = 'was computed from the static size of a shard'
-    return '%s in %d %s (%s) %s, and no other constant was computed from it' % (
+    text = '%s in %d %s (%s) %s, and no other constant was computed from it' % (
         numbers, number, operations, _names(size_constants), condition)
+    if divisors:
+        text += ', such as %s' % _names(divisors)
+    return text
 
 
 # ---- in words ------------------------------------------------------------------------------------

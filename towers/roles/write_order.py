@@ -285,8 +285,9 @@ class _TurnsToWrite:
         # them: then both are in one step.
         ordered = [pair for pair in pairs if self._of_tower_0(pair[0]) is self._of_tower_0(pair[1])]
         for former, later in itertools.permutations(self._writes, 2):
-            op, earlier = self._of_tower_0(later), self._of_tower_0(former)
-            if op is not earlier and self._in_program.waits_for(op, earlier):
+            op = self._of_tower_0(later)
+            earlier_op = self._of_tower_0(former)
+            if op is not earlier_op and self._in_program.waits_for(op, earlier_op):
                 ordered.append((former, later))
         return ordered
 
@@ -361,7 +362,11 @@ class _Program:
     def wants_new_value(self, hold: Hold) -> bool:
         """Whether the read of a hold waits for a write of its variable, by any tower."""
         writes = self._held_by_variable[hold.write.variable].values()
-        return all(any(self._order.waits_for(end, op) for op in writes) for end in hold.ends)
+
+        def comes_after_a_write(end: tf.Operation) -> bool:
+            """Whether an end of the read waits for a write."""
+            return any(self._order.waits_for(end, op) for op in writes)
+        return all(map(comes_after_a_write, hold.ends))
 
 
 def _add_wait(hold: Hold, waits: Waits) -> bool:
