@@ -6,6 +6,7 @@ import sample_models as samples
 import tensorflow.compat.v1 as tf
 
 import towers
+from case_marks import first_fast
 from sample_models import check_against_one_device, mean_squared_error, sgd, switched
 
 BATCH = 8
@@ -124,11 +125,11 @@ def test_a_loop_gets_a_weight_once_a_step():
         assert {read.inputs[0].op.name for read in reads} == {'kernel'}
 
 
-@pytest.mark.parametrize('options', [
+@pytest.mark.parametrize('options', first_fast(1, [
     {}, {'memory': towers.Memory(accumulate=2)}, {'copies': 'reuse'},
-    {'memory': towers.Memory(recompute='auto')}], ids=['clone', 'accumulate', 'reuse', 'recompute'])
-@pytest.mark.parametrize('model_fn', [
-    decayed, in_loops, before_a_layer, in_branch, samples.while_loop_rnn])
+    {'memory': towers.Memory(recompute='auto')}]))
+@pytest.mark.parametrize('model_fn', first_fast(2, [
+    in_loops, decayed, before_a_layer, in_branch, samples.while_loop_rnn]))
 def test_the_numbers_are_those_of_one_device(model_fn, options):
     data = samples.sequences if model_fn is samples.while_loop_rnn else samples.vectors
     check_against_one_device(model_fn, data(BATCH), reduction='mean', **options)

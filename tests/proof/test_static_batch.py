@@ -302,6 +302,7 @@ def spectral_loss(x):
     return loss
 
 
+@pytest.mark.slow
 def test_a_loss_of_spectra_is_proven_and_equal():
     signals = np.random.RandomState(0).randn(6, 24).astype(np.float32)
     report = towers.check_towers(spectral_loss, (signals,), num_towers=2)

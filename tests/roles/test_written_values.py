@@ -281,7 +281,7 @@ def pulls_by_steps_and_calls(*given):
     ((counts_calls, counts_steps, pulls_by_calls), True),
     ((counts_calls, counts_steps, pulls_by_steps_and_calls), False),
     ((counts_calls, counts_steps, pulls_by_steps_and_calls), True)]))
-@pytest.mark.parametrize('is_resource', [True, False])
+@pytest.mark.parametrize('is_resource', first_fast(1, [True, False]))
 def test_writes_of_tower_0_between_updates_of_every_tower_come_between_all_of_them(
         updates, is_inline, is_resource):
     """Reads of every tower come after the same writes; no update is lost with such a write."""
@@ -338,7 +338,7 @@ def sets_rate(unused_centers, rows, *unused):
     ((keeps_mean, copies_kept), 'variable centers .* takes from variable (kept|copied), which'),
     ((metric_of,), 'variable mean.* takes from variable .*mean/.*, which holds something'),
     ((pulls, averages_centers), 'reads variable centers .* after its examples have written it')]))
-@pytest.mark.parametrize('is_resource', [True, False])
+@pytest.mark.parametrize('is_resource', first_fast(1, [True, False]))
 def test_what_one_tower_has_is_not_written_for_all(updates, text, is_resource):
     with tf.variable_scope('', use_resource=is_resource):
         with pytest.raises(towers.SharedVariableError, match=text):
