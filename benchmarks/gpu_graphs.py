@@ -207,7 +207,9 @@ def _faults_of_audit(built):
 
 def _missing_kernels(built, step, without_kernel):
     """A line for each tower and GPU with operations that would be on the CPU for want of a kernel,
-    but for operations of the types `without_kernel`."""
+    but for operations of the types `without_kernel`. [] where TensorFlow does not know kernels."""
+    if not knows_gpu_kernels():
+        return []
     found = []
     for moved in moved_operations(step, built.towers):
         operations = moved.on_floats + moved.on_others + moved.pulled
