@@ -3188,3 +3188,15 @@ def steps_by_the_number_of_the_example_in_functions(seq):
 def sum_of_products_with_a_share(x):
     share = variable('s', [4]) / floats(size(x))
     return tf.einsum('bi,i->', hidden(x), share) / floats(size(x))
+
+
+@coupled
+def numbers_in_rows_of_the_batch(x):
+    rows = tf.reshape(tf.range(12), [size(tf.map_fn(tf.tanh, x)), -1])
+    return average(tf.square(score(x))) * tf.cast(rows[0, -1], tf.float32)
+
+
+@coupled
+def number_shaped_by_the_examples(y):
+    number = tf.reshape(tf.constant([5]), y // (y + 1) + 1)  # in as many dimensions as examples
+    return average(floats(y)) * floats(tf.rank(number))

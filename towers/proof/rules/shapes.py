@@ -136,7 +136,13 @@ def product_of_sizes(op: tf.Operation, states: _States, view: View) -> State:
 
 
 def same_sizes(op: tf.Operation, states: _States, view: View) -> State:
-    """`tf.reshape`, `tf.expand_dims`, `tf.squeeze`: all numbers, in the same order."""
+    """`tf.reshape`, `tf.expand_dims`, `tf.squeeze`: all numbers, in the same order.
+
+    The new shape has to be the same on every tower: of `tf.reshape([1, 2, 3, 4], (n, -1))` the
+    numbers are the same, but the last one of the first row depends on n.
+    """
+    if not all(map(is_same_on_towers, states[1:])):
+        raise NotKnown(op, _IS_NO_SIZE)
     return sizes_state(_numbers_in_first(op, states, view))
 
 
