@@ -96,8 +96,9 @@ class Roles(typing.NamedTuple):
         micro-batches of all towers.
       inline_updates: what becomes of the writes of shared variables by what every tower runs: the
         forward pass, and some updates.
-      updates_of_every_tower: the updates of tower 0 that a step runs in every tower. Tower 0 alone
-        runs all other updates, such as those of batch norms.
+      updates_of_every_tower: the updates of tower 0 that the other towers have, too, in the same
+        order: of copies, those that a step runs in every tower. Tower 0 alone runs all others, such
+        as those of batch norms.
       replicas: `Replicas` of the trained variables; or None.
     """
     trained: typing.Dict[typing.Optional[str], typing.List[tf.Variable]]
@@ -328,6 +329,8 @@ def _updates_of_every_tower(updates: list, role_of: typing.Dict[str, str],
     # what reads the variable after the write. It waits for the write then.
     waiting_for_writers = reachable_from(writers, operations, control=True)
     updates_of_every = [each for each in updates if operation_of(each).name in waiting_for_writers]
+    if request.call.copies == 'reuse':  # each call of the model function makes all updates
+        updates_of_every = updates
     return _EveryTower(updates_of_every, fetches_for(writers, operations))
 
 

@@ -581,14 +581,9 @@ def updates_of_step(towers: typing.Sequence[Tower], roles: Roles) -> typing.List
     """
     state_of_others = [variable.op.name for variable in roles.own_variables(first=1)]
     written_by_every = set(state_of_others + list(metric_variables()) + roles.names(EVERY))
-    # A copy of tower 0 has only the updates that a step runs in every tower. A tower whose model
-    # function was called again (`copies='reuse'`) has all of them.
     of_others: typing.Dict[str, typing.List[tf.Operation]] = {}
     for tower in towers[1:]:
-        of_tower_0 = roles.updates_of_every_tower
-        if len(of_tower_0) != len(tower.updates):
-            of_tower_0 = towers[0].updates
-        for update_of_tower_0, update in zip(of_tower_0, tower.updates):
+        for update_of_tower_0, update in zip(roles.updates_of_every_tower, tower.updates):
             operations = of_others.setdefault(operation_of(update_of_tower_0).name, [])
             operations += updates_that_write(tower._replace(updates=[update]), written_by_every)
     return [StepUpdate(update, of_others.get(operation_of(update).name, []))
