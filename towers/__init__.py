@@ -47,7 +47,7 @@ from towers.placement.variable_device import Placement
 from towers.reduce.combination import combine_gradients
 from towers.reduce.loss_scale import LossScale, WatchedLosses
 from towers.reduce.replicas import Replicas
-from towers.roles.ownership import VariableRole
+from towers.roles.variable_roles import VariableRole
 from towers.report.hook import StepReportHook
 from towers.report.step_report import StepReport, step_report
 from towers.run.checkpoint_hook import CheckpointHook

@@ -19,7 +19,7 @@ from towers.placement.tower_device import stages_of
 from towers.placement.variable_device import Placement
 from towers.reduce.loss_scale import WatchedLosses
 from towers.reduce.replicas import Replicas
-from towers.roles.ownership import VariableRole
+from towers.roles.variable_roles import VariableRole
 from towers.variables.new_variables import DirectVariable
 
 

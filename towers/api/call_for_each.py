@@ -29,7 +29,8 @@ from towers.model.losses import Losses, make_losses
 from towers.model.objectives import flat, trained_variables
 from towers.model.request import Request
 from towers.reduce.loss_scale import ScaledLosses
-from towers.roles.ownership import Roles, ownership
+from towers.roles.ownership import ownership
+from towers.roles.variable_roles import Roles
 from towers.shards.batch_inputs import UpstreamVariables
 from towers.shards.cut_batch import CutBatch
 

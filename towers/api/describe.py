@@ -32,8 +32,8 @@ from towers.optimizers import is_repeatable
 from towers.placement.devices import short_name
 from towers.placement.numerics import describe_xla, rewrite_field
 from towers.placement.session_config import describe_config, needs_config, session_config
-from towers.roles.ownership import OWN, VariableRole
-from towers.roles.write_order import updates_that_write
+from towers.roles.step_updates import updates_that_write
+from towers.roles.variable_roles import OWN, VariableRole
 
 
 def describe(tower_set: TowerSet, update: Update, num_updates_before: int,

@@ -32,7 +32,7 @@ from towers.model.request import Request
 from towers.proof.stand_ins import static_size
 from towers.proof.verdict import Question, Writers, verdict_of
 from towers.roles.inline_updates import Write, writes_by, writes_of, writes_to
-from towers.roles.ownership import FIRST, OWN, Roles
+from towers.roles.variable_roles import FIRST, OWN, Roles
 
 
 def equality_line(tower_set: TowerSet, update: Update) -> typing.Optional[str]:

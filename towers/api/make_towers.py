@@ -32,7 +32,8 @@ from towers.model.outputs import fetches_of
 from towers.model.request import Request
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.replicas import make_replicas
-from towers.roles.ownership import Roles, ownership
+from towers.roles.ownership import ownership
+from towers.roles.variable_roles import Roles
 from towers.roles.write_in_turn import write_in_turn
 from towers.roles.write_order import check_references_in_loops, write_after_reads
 from towers.shards.batch_inputs import UpstreamVariables

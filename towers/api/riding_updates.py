@@ -3,7 +3,7 @@
 Its test is tests/api/test_train_ops.py.
 
 Words of other modules used here: a `StepUpdate` is an update of tower 0, with what the other towers
-run for it (`roles/write_order`).
+run for it (`roles/step_updates`).
 """
 
 import collections
@@ -14,8 +14,8 @@ import tensorflow.compat.v1 as tf
 from towers.copies.tower_set import TowerSet
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
-from towers.roles import write_order
-from towers.roles.write_order import StepUpdate, all_of_step
+from towers.roles import step_updates
+from towers.roles.step_updates import StepUpdate, all_of_step
 
 
 def updates_of_step(tower_set: TowerSet, updates_before: list) -> typing.List[StepUpdate]:
@@ -34,7 +34,7 @@ def updates_of_step(tower_set: TowerSet, updates_before: list) -> typing.List[St
         for tower in reversed(towers):
             without_others = tower.updates + without_others
     else:
-        updates = write_order.updates_of_step(towers, tower_set.roles)
+        updates = step_updates.updates_of_step(towers, tower_set.roles)
     return updates + [StepUpdate(update, of_others=[]) for update in without_others]
 
 

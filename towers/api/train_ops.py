@@ -38,8 +38,8 @@ from towers.reduce.update import (
     call_transform,
     safe_to_fetch,
 )
+from towers.roles.step_updates import StepUpdate, all_of_step
 from towers.roles.update_order import HeldBack, hold_back, hold_update
-from towers.roles.write_order import StepUpdate, all_of_step
 
 
 class Update(typing.NamedTuple):

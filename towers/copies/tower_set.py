@@ -18,7 +18,7 @@ from towers.model.request import Request
 from towers.placement.shared_reads import can_be_shared, reads_to_share, variable_of
 from towers.placement.tower_device import all_devices
 from towers.recompute.rewrite import Recomputed
-from towers.roles.ownership import Roles
+from towers.roles.variable_roles import Roles
 from towers.shards.cut_batch import CutBatch
 
 

@@ -16,7 +16,8 @@ Read in this order:
    operations; `written_before`, for reads of variables that the forward pass has written;
    `transfer`, for any operation.
 6. `fixed_point`: from the first operation to the last, in rounds, until nothing changes;
-   `static_batch`: the constants that come from the size of a static batch; `analysis`: the result.
+   `static_batch`: the constants that come from the size of a static batch, with `traced_numbers`;
+   `analysis`: the result.
 7. `batch_norms`: the statistics that batch norms take; `written`: the values that are written to
    variables; `verdict`: the plan's line.
 

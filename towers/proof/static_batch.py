@@ -33,11 +33,9 @@ condition that no constant was computed from the size may be false there.
 In all of this module `times` says how many times the number of examples a number, or a length, has
 to be.
 
-Words of other modules used here: `SAME_NUMBERS`: the types of the operations that give the numbers
-of their first input, in another shape or type perhaps; `QUOTIENTS`: the types of the operations
-that divide their first input by the second; of a `SizeConstant`, `numbers` and `lengths`: which of
-its numbers, or dimensions, are multiples of the number of examples; `bodies`: the bodies of
-functions and loops v2.
+Words of other modules used here: `QUOTIENTS`: the types of the operations that divide their first
+input by the second; of a `SizeConstant`, `numbers` and `lengths`: which of its numbers, or
+dimensions, are multiples of the number of examples; `bodies`: the bodies of functions and loops v2.
 """
 
 import functools
@@ -48,11 +46,17 @@ import tensorflow.compat.v1 as tf
 
 from towers.graph import graph_walk
 from towers.graph.graph_walk import names_of
-from towers.graph.op_types import LOOPS_V2, QUOTIENTS, SAME_NUMBERS
+from towers.graph.op_types import LOOPS_V2, QUOTIENTS
 from towers.proof.rules import entries, joining, reductions
 from towers.proof.stand_ins import SizeConstant, SizeConstants, known_lengths
 from towers.proof.states import INDEPENDENT, RUNS_AS_OFTEN, Kind, Reason, State
 from towers.proof.table import RULES
+from towers.proof.traced_numbers import (
+    Number,
+    has_item_for_each_dimension,
+    static_scalar,
+    traced_to_constant,
+)
 from towers.proof.view import View
 
 _States = typing.Dict[str, State]
@@ -220,7 +224,7 @@ class _Search:
         if state.kind is Kind.PER_EXAMPLE:
             shape = op.inputs[_SHAPES_OF_RESULTS_WITH_EXAMPLES[op.type]]
             self._follow_number(
-                _Number(shape, place=state.axis, times=state.entries_of_each))
+                Number(shape, place=state.axis, times=state.entries_of_each))
 
     def _follow_end_of_slice(self, op: tf.Operation) -> None:
         """Follows the end of a slice that takes all examples of x [50, 4]: in
@@ -228,14 +232,14 @@ class _Search:
         value, _, end, _ = op.inputs
         state = self._state(value)
         number_of_items = end.shape.num_elements()
-        # Without these two, item i in the brackets is for dimension i.
-        has_other_items = op.get_attr('new_axis_mask') or op.get_attr('ellipsis_mask')
-        if state.kind is not Kind.PER_EXAMPLE or has_other_items or number_of_items is None:
+        if state.kind is not Kind.PER_EXAMPLE or number_of_items is None:
+            return
+        if not has_item_for_each_dimension(op):
             return
         takes_all = self._state(op.outputs[0]).kind is Kind.PER_EXAMPLE
         has_end = state.axis < number_of_items and not op.get_attr('end_mask') & 1 << state.axis
         if takes_all and has_end:
-            self._follow_number(_Number(end, place=state.axis, times=state.entries_of_each))
+            self._follow_number(Number(end, place=state.axis, times=state.entries_of_each))
 
     def follow_divisors(self, operations: typing.List[tf.Operation]) -> typing.List[str]:
         """Follows the divisors of sums over the examples, but no divisors that divide the same sum
@@ -288,11 +292,11 @@ class _Search:
             ones = divisor.op.inputs[0]
             self._follow_length(ones, axis=0, times=times)
         else:
-            self._follow_number(_Number(divisor, place=0, times=times))
+            self._follow_number(Number(divisor, place=0, times=times))
 
     def _times_of(self, tensor: tf.Tensor) -> int:
         """How many times the number of examples a static scalar is; 0 for any other tensor."""
-        value = _static_scalar(tensor)
+        value = static_scalar(tensor)
         if value is None or value <= 0 or value % self._batch_size:
             return 0
         return int(value) // self._batch_size
@@ -332,7 +336,7 @@ class _Search:
             self._add_constant(op, numbers={}, lengths={axis: times})
         elif op.type in _LENGTHS_OF_RESULTS:
             lengths = op.inputs[_LENGTHS_OF_RESULTS[op.type]]
-            self._follow_number(_Number(lengths, place=axis, times=times))
+            self._follow_number(Number(lengths, place=axis, times=times))
         elif op.type == 'ExpandDims':
             self._follow_length_before_new_dimension(op, axis, times)
         elif op.type in _BY_ENTRY or op.type in _KEEPS_LENGTHS:
@@ -355,10 +359,10 @@ class _Search:
         axis_of_input = axis if axis < new_axis else axis - 1
         self._follow_length(op.inputs[0], axis_of_input, times)
 
-    def _follow_number(self, number: '_Number') -> None:
+    def _follow_number(self, number: Number) -> None:
         """Follows a number that is the same on every tower back to the constant that has it. The
         constant is no size constant if it has another number at that place."""
-        in_constant = _followed_to_constant(number, self._batch_size)
+        in_constant = traced_to_constant(number, self._batch_size)
         if in_constant is None:
             return
         value = tf.get_static_value(in_constant.tensor)
@@ -420,179 +424,6 @@ def _in_chain_with_another(quotients: typing.List[tf.Operation]) -> typing.Set[s
         if quotients_before:
             in_chain |= quotients_before | {op.name}
     return in_chain
-
-
-# ---- where a number comes from -------------------------------------------------------------------
-
-class _Number(typing.NamedTuple):
-    """A number that has to come from the size of the batch."""
-    tensor: tf.Tensor  # a vector that has it, such as a shape; or a scalar
-    place: int  # of the number in the vector
-    times: int  # how many times the number of examples it has to be
-
-
-def _followed_to_constant(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The number in a constant from which a number comes; None where an operation on the way
-    computes the number in a way that is not known."""
-    while number.tensor.op.type != 'Const':
-        step = _STEPS_BACK.get(number.tensor.op.type)
-        source = None if step is None else step(number, batch_size)
-        if source is None:
-            return None
-        number = source
-    return number
-
-
-def _before_same_numbers(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The number in the input of an operation whose result has the numbers of its first input."""
-    return number._replace(tensor=number.tensor.op.inputs[0])
-
-
-def _before_index(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The number in the vector from which an index takes it: for `shape[1]`, number 1 of
-    `shape`."""
-    op = number.tensor.op
-    index = _index_into_vector(op)
-    if index is None:
-        return None
-    return number._replace(tensor=op.inputs[0], place=index)
-
-
-def _index_into_vector(op: tf.Operation) -> typing.Optional[int]:
-    """The place from which a `StridedSlice` takes one number of a vector of static length: 1 for
-    `shape[1]`, and for `shape[-1]` if `shape` has two numbers; None for any other slice."""
-    begin = tf.get_static_value(op.inputs[1])
-    length = op.inputs[0].shape.num_elements()
-    # `shrink_axis_mask` 1: the first dimension, the only one of a vector, has an index.
-    is_index = op.get_attr('shrink_axis_mask') == 1 and op.inputs[0].shape.ndims == 1
-    if begin is None or not length or not is_index:
-        return None
-    return int(begin[0]) % length
-
-
-def _static_scalar(tensor: tf.Tensor) -> typing.Optional[np.ndarray]:
-    """The value of a static scalar; None for another tensor.
-
-    TensorFlow finds no static value for `tf.shape(x)[0]`, an index into a constant vector: it is
-    taken from the vector here.
-    """
-    value = tf.get_static_value(tensor)
-    if value is not None:
-        return None if value.shape else value
-    op = tensor.op
-    if op.type in SAME_NUMBERS:
-        return _static_scalar(op.inputs[0])
-    if op.type != 'StridedSlice':
-        return None
-    index = _index_into_vector(op)
-    vector = tf.get_static_value(op.inputs[0])
-    if index is None or vector is None:
-        return None
-    return vector[index]
-
-
-def _before_slice(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The number in the vector of which `tf.slice` takes a part; None where its begin is not
-    static."""
-    op = number.tensor.op
-    begin = tf.get_static_value(op.inputs[1])
-    if begin is None or op.inputs[0].shape.ndims != 1:
-        return None
-    return number._replace(tensor=op.inputs[0], place=number.place + int(begin[0]))
-
-
-def _before_product(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The factor of a product of two scalars that comes from the number of examples; None where
-    either factor could be the one, or neither.
-
-    In 150 = 50 * 3, three times a batch of 50, the first factor is once the number of examples.
-    """
-    first, second = number.tensor.op.inputs
-    from_first = _before_product_with(second, first, number, batch_size)
-    from_second = _before_product_with(first, second, number, batch_size)
-    if from_first is not None and from_second is not None:
-        return None
-    return from_first or from_second
-
-
-def _before_product_with(constant: tf.Tensor, factor: tf.Tensor, number: _Number,
-                         batch_size: int) -> typing.Optional[_Number]:
-    """A factor of a product, as the number that comes from the number of examples; None where the
-    factor would need another value to give the product.
-
-    Args:
-      constant: the other factor, a number that the examples have nothing to do with.
-      factor: the factor.
-      number: the product.
-      batch_size: the static number of examples.
-    """
-    times_of_constant = _static_scalar(constant)
-    value = _static_scalar(factor)
-    if times_of_constant is None or times_of_constant < 1 or value is None:
-        return None
-    times = number.times // int(times_of_constant)
-    is_exact = number.times % times_of_constant == 0 and value == times * batch_size
-    return number._replace(tensor=factor, times=times) if is_exact else None
-
-
-def _before_stack(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The scalar that is the number in a stack of scalars: n, for number 0 of
-    `tf.stack([n, 4])`."""
-    op = number.tensor.op
-    if op.inputs[0].shape.ndims != 0:
-        return None
-    return number._replace(tensor=op.inputs[number.place], place=0)
-
-
-def _before_concat(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The number in the vector that brings it into a concatenation: in the vector [n], for number 0
-    of `tf.concat([[n], [4]], 0)`."""
-    place = number.place
-    vectors = list(number.tensor.op.inputs)[:-1]  # the last input is the axis
-    for vector in vectors:
-        length = vector.shape.num_elements()
-        if length is None:
-            return None
-        if place < length:
-            return number._replace(tensor=vector, place=place)
-        place -= length
-    return None
-
-
-def _before_split(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The number in the vector of which `tf.split` makes parts of given lengths: n, of the part
-    (n) of (n, 4). None where the length of a part before this one is not static."""
-    op = number.tensor.op
-    parts_before = op.outputs[:number.tensor.value_index]
-    lengths = [part.shape.num_elements() for part in parts_before]
-    if op.inputs[0].shape.ndims != 1 or None in lengths:
-        return None
-    return number._replace(tensor=op.inputs[0], place=number.place + sum(lengths))
-
-
-def _before_brackets(number: _Number, batch_size: int) -> typing.Optional[_Number]:
-    """The number in the vector of which brackets take an index or a range: for `shape[1]`, or
-    number 0 of `shape[1:]`, number 1 of `shape`."""
-    op = number.tensor.op
-    if op.get_attr('shrink_axis_mask'):
-        return _before_index(number, batch_size)
-    begin = tf.get_static_value(op.inputs[1])
-    strides = tf.get_static_value(op.inputs[3])
-    has_other_items = op.get_attr('new_axis_mask') or op.get_attr('ellipsis_mask')
-    if begin is None or strides is None or has_other_items or op.inputs[0].shape.ndims != 1:
-        return None
-    first = 0 if op.get_attr('begin_mask') else int(begin[0])
-    if first < 0 or strides[0] != 1:
-        return None
-    return number._replace(tensor=op.inputs[0], place=number.place + first)
-
-
-_STEPS_BACK: typing.Dict[str, typing.Callable] = dict(
-    {name: _before_same_numbers for name in SAME_NUMBERS},
-    StridedSlice=_before_brackets, Slice=_before_slice, SplitV=_before_split, Mul=_before_product,
-    Pack=_before_stack, ConcatV2=_before_concat)
-"""{type of an operation: the function (a number in its result, size of the batch) -> the number in
-its inputs that it comes from, or None}"""
 
 
 # ---- loops ---------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ from towers.graph.variable_access import Writes
 from towers.graph.waits import Wait
 from towers.model.objectives import flat
 from towers.model.outputs import metric_updates
-from towers.roles.ownership import EVERY, METRIC, Roles
 from towers.roles.turns import Turn, Variables, take_turns, takes_from_outside, variables_named
+from towers.roles.variable_roles import EVERY, METRIC, Roles
 from towers.shards.cut_batch import is_always_empty, weighted, zero_if_empty
 
 Weight = typing.Union[float, tf.Tensor]

@@ -32,7 +32,14 @@ from towers.graph.op_types import is_fused_batch_norm
 from towers.graph.order import Frames
 from towers.graph.variable_access import Writes, is_variable
 from towers.graph.waits import Wait, Waits
-from towers.roles.ownership import FIRST, Roles
+from towers.roles.reads_before_writes import (
+    Operations,
+    TowerWrite,
+    fetches_without_updates,
+    find_holds,
+    held_by,
+    takers_of,
+)
 from towers.roles.turns import (
     Turn,
     Variables,
@@ -41,15 +48,8 @@ from towers.roles.turns import (
     takes_from_outside,
     variables_named,
 )
-from towers.roles.write_order import (
-    Operations,
-    TowerWrite,
-    add_waits,
-    fetches_without_updates,
-    find_holds,
-    held_by,
-    takers_of,
-)
+from towers.roles.variable_roles import FIRST, Roles
+from towers.roles.write_order import add_waits
 
 
 def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[Wait]:
