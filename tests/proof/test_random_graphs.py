@@ -22,7 +22,7 @@ SHARDS = [(4, 4), (3, 5), (1, 7), (6, 2)]  # numbers of examples
 IN_A_GRAPH = 10  # programs
 TOLERANCE = 1e-7
 
-MEAN_OF_TOWERS = Question(adds_shards=False, static_size=None, names='tower')
+MEAN_OF_TOWERS = Question(adds_shards=False, static_size=None, part_name='tower')
 SUM_OF_TOWERS = MEAN_OF_TOWERS._replace(adds_shards=True)
 
 

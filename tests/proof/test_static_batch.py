@@ -258,6 +258,19 @@ def test_a_loop_that_runs_as_often_as_a_shard_has_examples(version, limit, begin
             '[None' in text) == (limit == SIZE)
 
 
+@pytest.mark.parametrize('version', ['v1', 'v2'])
+@pytest.mark.parametrize('limits', [(SIZE, 2), (2, SIZE)])
+def test_a_loop_in_a_loop_one_of_which_runs_as_often_as_a_shard_has_examples(version, limits):
+    def loss_of(limits):
+        def inner(t, h):
+            return t + 1, tf.while_loop(lambda u, _: u < limits[1], lambda u, h: (u + 1, h * .9),
+                                        [0, h])[1]
+        return tf.while_loop(lambda t, _: t < limits[0], inner, [0, tf.square(x)])[1]
+    x = batch(6)
+    text = line(tf.reduce_mean(looped(version, limits, loss_of)), x)
+    assert 'decides how often a loop runs, and equals the static size of a shard' in text
+
+
 def test_a_loop_that_the_loss_does_not_need_is_none_of_its_own():
     x = batch(6)
     h = looped('v1', SIZE, lambda limit: tf.while_loop(

@@ -10,7 +10,7 @@ from towers.proof.analysis import analyse
 from towers.proof.batch_norms import find_batch_norms
 from towers.proof.verdict import Question, verdict_of
 
-MEAN_OF_TOWERS = Question(adds_shards=False, static_size=None, names='tower')
+MEAN_OF_TOWERS = Question(adds_shards=False, static_size=None, part_name='tower')
 
 
 @pytest.fixture(autouse=True)

@@ -138,13 +138,13 @@ def _question(tower_set: TowerSet) -> Question:
     writers, which differ from loss to loss."""
     accumulate = tower_set.request.split.accumulate
     if len(tower_set.towers) == 1:  # one tower on each of several machines
-        name_of_part = 'machine'
+        part_name = 'machine'
     elif accumulate == 1:
-        name_of_part = 'tower'
+        part_name = 'tower'
     else:
-        name_of_part = 'micro-batch'
+        part_name = 'micro-batch'
     return Question(adds_shards=_adds_shards(tower_set),
-                    static_size=static_size(tower_set.batch.inputs[0]), names=name_of_part)
+                    static_size=static_size(tower_set.batch.inputs[0]), part_name=part_name)
 
 
 def _adds_shards(tower_set: TowerSet) -> bool:

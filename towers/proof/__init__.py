@@ -17,7 +17,7 @@ Read in this order:
    `transfer`, for any operation.
 6. `fixed_point`: from the first operation to the last, in rounds, until nothing changes;
    `static_batch`: the constants that come from the size of a static batch, with `traced_numbers`;
-   `analysis`: the result.
+   `loops_of_size`: loops that may run once for each example of it; `analysis`: the result.
 7. `batch_norms`: the statistics that batch norms take; `written`: the values that are written to
    variables; `verdict`: the plan's line.
 

@@ -13,6 +13,7 @@ from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of, names_of, operation_of
 from towers.graph.variable_access import Writes
 from towers.proof.fixed_point import Settled, settle
+from towers.proof.loops_of_size import loops_of_size
 from towers.proof.scratch import ForwardPass, Scratch, make_scratch, make_whole_scratch
 from towers.proof.stand_ins import SizeConstants, have_one_size, states_of_inputs, static_size
 from towers.proof.states import (
@@ -26,7 +27,7 @@ from towers.proof.states import (
     State,
     unknown,
 )
-from towers.proof.static_batch import divisors_of_values, find_size_constants, loops_of_size
+from towers.proof.static_batch import divisors_of_values, find_size_constants
 from towers.proof.view import View
 from towers.proof.written import Written, written_by, written_otherwise
 

@@ -13,32 +13,29 @@ a static batch is therefore analysed up to three times:
    from the size of the batch: with these constants replaced, it is the graph for another batch.
 
 This module finds these constants, the size constants. A tensor that an operation combines with the
-examples, entry by entry, say, has to have as many entries as there are examples. So the tensor is
-followed back to the constant that gives it its length:
+examples, for instance entry by entry, must have as many entries as there are examples. So the
+tensor is followed back to the constant that gives it its length:
 
     x [50, 4] * tf.random_uniform([50, 4])      the first number of the shape
     tf.concat([x, tf.zeros([50, 8])], 1)        the first dimension of zeros
     tf.reshape(x [50, 3, 4], [150, 4])          the first number of the shape, three times 50
     x [50, 4][:50]                              the end of the slice
     tf.reduce_sum(losses [50]) / 50.            the divisor; of two such divisors, neither
-    … / tf.reduce_sum(tf.ones([50]))            the first number of the shape
+    … / tf.reduce_sum(tf.ones([50]))            the first dimension of the ones
 
 A constant that is taken for a size constant by mistake proves nothing that is false: the verdict
 names the size constants in its condition.
-
-A constant that decides how often a loop runs, and equals the size, may be the number of examples or
-a number of time steps. Nothing is proven of a loss that needs such a loop (`loops_of_size`): the
-condition that no constant was computed from the size may be false there.
 
 In all of this module `times` says how many times the number of examples a number, or a length, has
 to be.
 
 Words of other modules used here: `QUOTIENTS`: the types of the operations that divide their first
-input by the second; of a `SizeConstant`, `numbers` and `lengths`: which of its numbers, or
-dimensions, are multiples of the number of examples; `bodies`: the bodies of functions and loops v2.
+input by the second; of a `State`, `axis`: the dimension along which the examples are,
+`entries_of_each`: how many entries of each example are along it, and `is_constant`: whether the
+value is known to be the same for each example; of a `SizeConstant`, `numbers` and `lengths`: which
+of its numbers, or dimensions, are multiples of the number of examples.
 """
 
-import functools
 import typing
 
 import numpy as np
@@ -49,7 +46,7 @@ from towers.graph.graph_walk import names_of
 from towers.graph.op_types import LOOPS_V2, QUOTIENTS
 from towers.proof.rules import entries, joining, reductions
 from towers.proof.stand_ins import SizeConstant, SizeConstants, known_lengths
-from towers.proof.states import INDEPENDENT, RUNS_AS_OFTEN, Kind, Reason, State
+from towers.proof.states import INDEPENDENT, Kind, State
 from towers.proof.table import RULES
 from towers.proof.traced_numbers import (
     Number,
@@ -57,7 +54,6 @@ from towers.proof.traced_numbers import (
     static_scalar,
     traced_to_constant,
 )
-from towers.proof.view import View
 
 _States = typing.Dict[str, State]
 _LARGEST_SHAPE = 64  # a constant with more numbers is no shape
@@ -88,6 +84,7 @@ def _types_with_rule(*rules: typing.Callable) -> typing.FrozenSet[str]:
 
 _BY_ENTRY = _types_with_rule(entries.elementwise, entries.add, entries.multiply, entries.divide,
                              entries.select, entries.linear)
+# Concatenations; and losses that take the logits and the labels of each example.
 _BESIDE_EACH_OTHER = _types_with_rule(joining.concat, reductions.along_last)
 _ALL_INPUTS_WITH_EXAMPLES = _BY_ENTRY | _BESIDE_EACH_OTHER | {'Merge', 'ReverseSequence'}
 """The types of operations of which each input has as many examples as the result, or none."""
@@ -133,7 +130,9 @@ def _aligned(axis: int, result: tf.Tensor, tensor: tf.Tensor) -> int:
 class Found(typing.NamedTuple):
     """The size constants of a forward pass."""
     size_constants: SizeConstants
-    other_divisors: typing.List[str]  # names of divisors: any could be one, but not all of them
+    # Names of the divisors that were not followed. Several of them divide one sum: one alone can
+    # come from the number of examples, and nothing tells which.
+    other_divisors: typing.List[str]
 
 
 def find_size_constants(operations: typing.List[tf.Operation], states: _States,
@@ -264,7 +263,9 @@ class _Search:
         if op.type not in QUOTIENTS:
             return False
         dividend = self._state(op.inputs[0])
-        is_number_of_examples = dividend.is_constant  # the sum of a 1 for each example
+        # The sum of the same value for each example is a multiple of their number. In
+        # `tf.reduce_sum(tf.ones_like(y)) / 50.` no values of the examples are divided.
+        is_number_of_examples = dividend.is_constant
         is_sum = dividend.kind is Kind.SUM and not is_number_of_examples
         return is_sum and self._times_of_divisor(op.inputs[1]) > 0
 
@@ -424,66 +425,3 @@ def _in_chain_with_another(quotients: typing.List[tf.Operation]) -> typing.Set[s
         if quotients_before:
             in_chain |= quotients_before | {op.name}
     return in_chain
-
-
-# ---- loops ---------------------------------------------------------------------------------------
-
-def loops_of_size(view: View, batch_size: int) -> typing.Dict[str, Reason]:
-    """Finds the loops that a constant ends which equals the size of the batch, as in `i < 50`.
-
-    Args:
-      view: `View` of the forward pass.
-      batch_size: the static number of examples.
-
-    Returns:
-      {name of an operation of the program: the constant, as the end of a proof}. The operation is
-      the test of a loop of control flow v1, and the loop itself in v2.
-    """
-    if batch_size < 2:  # every counter has the constants 0 and 1
-        return {}
-    found = {}
-    decided_by = functools.partial(_decided_by, view)
-    for name, condition in _tests_of_loops(view).items():
-        for tensor in graph_walk.reached([condition], decided_by).values():
-            if tensor.op.type == 'Const' and _is_scalar_of(tensor, batch_size):
-                found[name] = Reason(tensor.op.name, tensor.op.type, RUNS_AS_OFTEN)
-    return found
-
-
-def _tests_of_loops(view: View) -> typing.Dict[str, tf.Tensor]:
-    """{name of an operation of the program: the condition for one more iteration} of all loops; see
-    `loops_of_size` for the operation."""
-    conditions = {}
-    for op in view.graph.get_operations():
-        if op.type == 'LoopCond':
-            [condition] = op.inputs
-            conditions[view.bodies.outermost_call(condition.op.name)] = condition
-    for name, body in view.bodies.loops.items():
-        conditions[view.bodies.outermost_call(name)] = body.condition
-    return conditions
-
-
-def _decided_by(view: View, tensor: tf.Tensor) -> typing.List[tf.Tensor]:
-    """The whole numbers and truth values, the same on every tower, that a tensor is computed from.
-    An argument of a loop's body (v2) is computed from its value before the loop."""
-    sources = list(tensor.op.inputs)
-    if tensor.op.name in view.bodies.initial_values:
-        sources.append(view.bodies.initial_values[tensor.op.name])
-    return [source for source in sources
-            if _is_whole_number(source) and _is_alike(view.state_or_none(source))]
-
-
-def _is_whole_number(tensor: tf.Tensor) -> bool:
-    """Whether a tensor has whole numbers, or truth values."""
-    return tensor.dtype.base_dtype.is_integer or tensor.dtype.base_dtype == tf.bool
-
-
-def _is_alike(state: typing.Optional[State]) -> bool:
-    """Whether a state is known, and is INDEPENDENT (the same on every tower) or SIZES."""
-    return state is not None and state.kind in (Kind.INDEPENDENT, Kind.SIZES)
-
-
-def _is_scalar_of(tensor: tf.Tensor, number: int) -> bool:
-    """Whether a constant is a scalar with this number."""
-    value = tf.get_static_value(tensor)
-    return value is not None and not value.shape and value == number

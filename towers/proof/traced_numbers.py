@@ -6,7 +6,7 @@ number comes from. Each step back takes a `Number`, in the result of an operatio
 in the input of the operation from which it comes.
 
 A number has to be `times` times the number of examples of a static batch, see `static_batch`: 150
-is three times 50. Behind a product by 3 the number is once 50.
+is three times 50; one step back, in the first factor of `50 * 3`, it is once 50.
 
 Words of other modules used here: `SAME_NUMBERS`: the types of the operations that give the numbers
 of their first input, in another shape or type perhaps.
@@ -124,12 +124,12 @@ def _before_product_with(constant: tf.Tensor, factor: tf.Tensor, number: Number,
       number: the product.
       batch_size: the static number of examples.
     """
-    times_of_constant = static_scalar(constant)
+    value_of_constant = static_scalar(constant)
     value = static_scalar(factor)
-    if times_of_constant is None or times_of_constant < 1 or value is None:
+    if value_of_constant is None or value_of_constant < 1 or value is None:
         return None
-    times = number.times // int(times_of_constant)
-    is_exact = number.times % times_of_constant == 0 and value == times * batch_size
+    times = number.times // int(value_of_constant)
+    is_exact = number.times % value_of_constant == 0 and value == times * batch_size
     return number._replace(tensor=factor, times=times) if is_exact else None
 
 

@@ -305,6 +305,7 @@ class Transfer:
             known = if_complete(list(map(self._view.state_or_none, alternatives)))
             if known is None:
                 return None
+            # Not all that is known of a value counts if it may be another branch's instead.
             alternative_states = loops.branch_states(alternatives, known, self._view)
             state = loops.either(op, alternative_states, self._view)
             if op.type in BRANCHES_V2:

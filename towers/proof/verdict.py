@@ -1,11 +1,11 @@
 """The verdict of a proof: whether the loss of N towers is the loss of one device, in a line.
 
-Words of other modules used here: of a state, `shard_statistics`: the names of the statistics of the
-shard on which it depends, but not linearly, and `reductions`: the names of the operations that took
-it over the examples; of an `Analysis`, `reasons`: why a proof ends at a statistic, `suppositions`:
-what a proof supposes of an operation, and `loops_of_size`: loops that a constant ends which may be
-the size of the batch; `is_shared`: whether a value is the same on every tower, however many
-examples.
+Words of other modules used here: of a state, `shard_statistics`, its marks: the names of the
+statistics of the shard on which it depends, but not linearly, and of the operations of which
+something is supposed; and `reductions`: the names of the means and sums over the examples that it
+is computed from; of an `Analysis`, `reasons`: why a proof ends at a statistic, `suppositions`: what
+a proof supposes of an operation, and `loops_of_size`: loops that may run as often as there are
+examples; `is_shared`: whether a value is the same on every tower, however many examples.
 """
 
 import functools
@@ -48,12 +48,13 @@ class Question(typing.NamedTuple):
     """What a build does to the losses of its towers."""
     adds_shards: bool  # whether the losses of the shards are added up, each with the weight 1
     static_size: typing.Optional[int]  # the static number of examples of a shard
-    names: str  # the name of a part of the batch: 'tower', 'micro-batch', 'machine'
-    # The writers of variables that the loss reads: of the variables that tower 0 writes for all
-    # towers; of the variables that every tower writes in its turn, whatever the value
-    # (`update_ops='all'`); and of the variables that each tower has for itself, and writes.
+    part_name: str  # the name of a part of the batch: 'tower', 'micro-batch', 'machine'
+    # Of the variables that the loss reads, the writers
+    # of those that tower 0 writes for all towers;
     writers_by_tower_0: Writers = NO_WRITERS
+    # of those that every tower writes in its turn (`update_ops='all'`), whatever the value;
     writers_in_turn: Writers = NO_WRITERS
+    # and of those that each tower has for itself.
     writers_by_each_tower: Writers = NO_WRITERS
     # All writers of the variables that the update reads beside the gradients, as for its learning
     # rate.
@@ -118,7 +119,7 @@ def _verdict(losses: typing.List[tf.Tensor], analysis: Analysis, batch_norms: Ba
         return _not_proven('%s; %s' % ('; '.join(map(_sentence, loops)), _PASS_ANY_SIZE))
     text = '%s (%d operations)' % (what_the_loss_is, len(analysis.operations))
     if state.is_random:
-        text += '; each %s draws its own random numbers' % question.names
+        text += '; each %s draws its own random numbers' % question.part_name
     conditions = _conditions(state, losses, analysis, batch_norms, question)
     if not conditions:
         return Verdict(is_proven=True, is_conditional=False, text='proven: %s' % text)
@@ -166,7 +167,7 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
       normalizations: names of the statistics of batch norms that do nothing but normalize.
     """
     statistics = analysis.in_order(state.shard_statistics)
-    # The verdict of a mean or a sum has a condition for these marks: they do not end its proof.
+    # For these marks the verdict of a mean or a sum has a condition: they do not end its proof.
     conditions = normalizations | set(analysis.suppositions)
     ends = [analysis.reasons[name] for name in statistics if name not in conditions]
     if state.kind is Kind.UNKNOWN:
@@ -177,11 +178,13 @@ def _ends(state: State, losses: typing.List[tf.Tensor], analysis: Analysis,
 
 
 def _suppositions_that_end(statistics: typing.List[str], analysis: Analysis) -> typing.List[Reason]:
-    """For a loss that is the same on every tower: the first supposition on which it depends, as the
-    end of its proof; [] if the loss depends on none.
+    """For a loss of the kind INDEPENDENT: the first supposition on which it depends, as the end of
+    its proof; [] if the loss depends on none.
 
-    Such a loss is the maximum of `tf.reshape(tf.ones_like(x), [-1, 5])`. It is no mean over the
-    examples, whether the supposition is true or not: so the supposition is no condition of a proof.
+    Such a loss is the maximum of `tf.reshape(tf.ones_like(x), [-1, 5])`. Of a mean or a sum a
+    supposition is a condition: if it is true, the loss is a mean. A loss that is INDEPENDENT with a
+    mark is computed from a statistic of the shard, but not linearly. That it is the same on every
+    tower does not follow from the supposition, which therefore ends the proof.
 
     Args:
       statistics: the marks of the loss.
@@ -297,19 +300,22 @@ def _conditions_of_variables(state: State, analysis: Analysis,
     if in_turn:
         conditions.append(
             "but for what every %s writes in its turn (update_ops='all') and the loss reads: %s "
-            "(with update_ops='first' tower 0 alone writes)" % (question.names, _names(in_turn)))
+            "(with update_ops='first' tower 0 alone writes)" % (
+                question.part_name, _names(in_turn)))
+    # There is one update for all towers: the random numbers in a variable that it reads are the
+    # same for all.
     for_update = _own_writes(question.writers_for_update, state, analysis, draws_alike=True)
     if for_update:
         conditions.append(
             'but for what is written from the examples of a %s and the update reads: %s' % (
-                question.names, _names(for_update)))
+                question.part_name, _names(for_update)))
     by_each_tower = _own_writes(
         question.writers_by_each_tower, state, analysis, draws_alike=False)
     if by_each_tower:
         conditions.append(
             'but for state that each %s keeps of its own examples and the loss reads: %s '
             '(towers.batch_sum and batch_mean give values of all towers)' % (
-                question.names, _names(by_each_tower)))
+                question.part_name, _names(by_each_tower)))
     if question.read_in_any_order:
         conditions.append(
             'but for whether a gradient reads a reference variable before an update op writes it, '
@@ -409,7 +415,7 @@ def _condition_of_batch_norms(number: int, question: Question) -> str:
     """
     batch_norms = '1 batch norm' if number == 1 else '%d batch norms' % number
     return ("but for %s of each %s's shard (batch_norm='sync' takes the statistics of the whole "
-            'batch)') % (batch_norms, question.names)
+            'batch)') % (batch_norms, question.part_name)
 
 
 def _needed_size_constants(losses: typing.List[tf.Tensor], analysis: Analysis) -> SizeConstants:

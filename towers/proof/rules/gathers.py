@@ -73,10 +73,9 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
 def _gathered_at_unknown(op: tf.Operation, states: _States, view: View) -> State:
     """The state of rows at indices whose state is UNKNOWN, by the operations that compute them.
 
-        tf.range(n) * 8 + place         may take one row of each block of 8 rows
-        different, which =              `which` are the places of the values among the shard's
-        tf.unique(values)               different values. After a gather of the rows of `different`,
-                                        a gather at `which` gives the rows of all values
+    Indices `tf.range(n) * 8 + place` may take one row of each block of 8 rows. And of
+    `different, places = tf.unique(values)`, where `places` has the place of each value in
+    `different`: `tf.gather(tf.gather(table, different), places)` is `tf.gather(table, values)`.
 
     Args:
       op: the operation.
@@ -87,10 +86,10 @@ def _gathered_at_unknown(op: tf.Operation, states: _States, view: View) -> State
     row_of_each = row_of_each_block(op, params, view)
     if row_of_each is not None:
         return row_of_each
-    looked_up = once_looked_up(op, view)
-    if looked_up is not None:
+    table_and_values = once_looked_up(op, view)
+    if table_and_values is not None:
         axis_argument = states[2:]
-        states = [*looked_up, *axis_argument]
+        states = [*table_and_values, *axis_argument]
     return _gathered_at_known(op, states, view)
 
 

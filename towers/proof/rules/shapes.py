@@ -272,7 +272,8 @@ def _numbers_in_first(op: tf.Operation, states: _States, view: View) -> Sizes:
 
 
 def _numbers_in_vector(op: tf.Operation, states: _States, view: View, place: int = 0) -> Sizes:
-    """The numbers in an input, if it is a vector. Of a matrix an operation picks rows.
+    """The numbers in an input that is a vector. The caller picks some of them by place: in a matrix
+    a place is a row, and not one number.
 
     Args:
       op: the operation.
