@@ -35,3 +35,10 @@ def test_a_message_may_come_in_pieces_and_several_at_once():
         assert receiver.take() == []
         sender.sendall(third[9:] + first + second)
         assert receiver.take() == messages[2:] + messages[:2]
+        for _ in range(2):  # the same data twice, at the beginning of a message and within one
+            sender.sendall(first)
+            assert receiver.take() == messages[:1]
+        sender.sendall(first[:-1])
+        assert receiver.take() == []
+        sender.sendall(first[-1:] + first)
+        assert receiver.take() == [messages[0], messages[0]]

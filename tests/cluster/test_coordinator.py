@@ -34,16 +34,16 @@ class Member:
                  said=None, cluster=None):
         self.said, self.losses = [] if said is None else said, []
         cluster, deadline = cluster or Cluster('ring', workers), time.monotonic() + seconds
-        cluster = cluster._replace(rank=rank)
+        cluster, serve = cluster._replace(rank=rank), None
         if rank == 0:
             listener = listen(workers[0])
             self.coordinator = Coordinator(cluster, signature, listener, dead_after,
                                            self.said.append)
-            connected = self.coordinator.own_end
+            connected, serve = self.coordinator.own_end, self.coordinator.serve
         else:
             connected = connect(workers[0], cluster.who(0), deadline, self.said.append)
         self.connection = Connection(cluster, signature, connected, dead_after,
-                                     self.said.append, self.losses.append)
+                                     self.said.append, self.losses.append, serve)
         try:
             self.connection.meet(deadline)
         except ClusterError:
@@ -337,7 +337,8 @@ def test_silence_is_noticed_but_by_one_that_was_frozen_itself():
     other = members(2, dead_after=10.)[0].coordinator
     for worker in other._workers:
         worker.heard_at -= 100.
-    other._look(time.monotonic() - 6.)  # when it looked last
+    other._looked_at -= 6.
+    other._look()
     assert not other._is_lost
 
 

@@ -1,8 +1,10 @@
 """A worker's side of the coordinator: its connection with worker 0, see `Coordinator`.
 
-A thread hears what worker 0 says, and shows worker 0 that this worker is alive. The main thread,
-which runs the training, asks before each thing that all workers begin together (a session, a step,
-a comparison between two steps), and waits for the answer.
+The main thread, which runs the training, asks before each thing that all workers begin together (a
+session, a step, a comparison between two steps). It hears worker 0 itself until the answer is
+there: a thread that heard the answer would have to wake it, and to hand over Python's lock, in each
+step. Beside it, a thread shows worker 0 that this worker is alive, hears worker 0 a few times a
+second, and tells of a loss.
 """
 
 import contextlib
@@ -20,12 +22,13 @@ from towers.cluster.messages import (
     WHY_SILENT,
     Lines,
     digest_of,
-    readable,
+    line_of,
     seconds_between_signs,
 )
 from towers.cluster.signature import difference
 from towers.errors import ClusterError, WorkerLostError
 
+_PAUSE = 0.2  # seconds from one look of a connection's thread to the next, at most
 START_AGAIN = 'Start all again, and the run goes on from the last checkpoint'
 
 
@@ -79,7 +82,8 @@ class Connection:
     """
 
     def __init__(self, cluster: typing.Any, signature: dict, connected: socket.socket,
-                 dead_after: float, say: typing.Callable, on_lost: typing.Callable):
+                 dead_after: float, say: typing.Callable, on_lost: typing.Callable,
+                 serve: typing.Optional[typing.Callable] = None):
         """Starts the thread.
 
         Args:
@@ -87,8 +91,9 @@ class Connection:
           signature: of this worker.
           connected: a socket that is connected with worker 0.
           dead_after: as for `join`.
-          say: called by the thread with lines about waits.
+          say: called with lines about waits.
           on_lost: called by the thread with a `WorkerLostError`.
+          serve: on worker 0 `Coordinator.serve`; None on other workers.
         """
         self.lost: typing.Optional[Lost] = None
         self.dead_after = dead_after
@@ -98,8 +103,11 @@ class Connection:
         self._lines = Lines(connected, MOST_OF_WORKER_0)
         self._say = say
         self._on_lost = on_lost
+        self._serve = serve
         self._hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(signature)}
         self._session = 0  # the number of the newest session
+        self._asked: typing.Any = None  # by the newest `begin`
+        self._line = b''  # the newest `begin`
         self._answer: typing.Optional[dict] = None  # to the newest `begin`; None until it comes
         self._is_member = False  # whether worker 0 has said that all are there, and train the same
         self._in_step = False
@@ -109,8 +117,12 @@ class Connection:
         self._say_at = 0.  # when to say next that this worker waits for worker 0
         # What worker 0 waits for, as it has said last. An error puts it after 'it waits'.
         self._awaited = 'for others, or is frozen'
-        self._closed = threading.Event()
-        self._changed = threading.Condition()  # notified when the thread has heard something
+        self._is_closed = False
+        self._hears = threading.Lock()  # held by the thread that hears worker 0
+        self._changed = threading.Condition()  # notified when a worker, or a server, is lost
+        # Between two looks of the thread. `close` and a loss end the pause.
+        self._pause = min(seconds_between_signs(dead_after) / 2., _PAUSE)
+        self._ends_pause = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-connection')
         self._thread.start()
 
@@ -124,9 +136,7 @@ class Connection:
           ClusterError: not all are there by then, or a worker is refused.
         """
         self._lines.send(self._hello)
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_member or self.lost is not None,
-                                   max(0., deadline - time.monotonic()))
+        self._hear_until(lambda: self._is_member or time.monotonic() >= deadline)
         if not self._is_member:
             rank, reason = self._why_not_taken_in()
             raise ClusterError('%s does not take %s in: %s.' % (
@@ -241,8 +251,11 @@ class Connection:
     def _begin_together(self, builds: typing.List[int]) -> None:
         """Waits until all workers begin the next step, of these `builds`."""
         # The number of steps is compared, too. Workers that have made different numbers of steps
-        # are at different places of the program: then the answer is `differs`.
-        answer = self._ask(['step', self.steps_made, builds], checks=self._wants_check)
+        # are at different places of the program: then the answer is `differs`. All have begun as
+        # many steps. So the number of those that have failed says the same, and in most runs it is
+        # 0, so that `begin` is the same in each step.
+        num_failed = self.steps_begun - self.steps_made
+        answer = self._ask(['step', num_failed, builds], self._wants_check)
         if answer['type'] == 'over':
             raise tf.errors.OutOfRangeError(
                 None, None, 'another worker has ended its steps, and this one is not made.')
@@ -268,24 +281,25 @@ class Connection:
         self.is_over = True
         self._lines.send({'type': 'left', 'session': self._session, 'signal': self._signal})
 
-    def _ask(self, what: list, **fields: typing.Any) -> dict:
+    def _ask(self, what: list, checks: bool = False) -> dict:
         """Asks worker 0 to begin something together with all workers, and waits for the answer.
 
         Args:
           what: what to begin, of JSON's types; the same on all workers.
-          **fields: further fields of the message.
+          checks: whether all are to compare their weights after what they begin.
 
         Returns:
           The answer: a message of type `go`, `differs` or `over`.
         """
-        with self._changed:
-            self._answer = None
-        digest = digest_of([self._session, what])  # tells worker 0 whether all begin the same
-        self._lines.send(dict(fields, type='begin', session=self._session, signal=self._signal,
-                              digest=digest))
-        with self._changed:
-            self._changed.wait_for(lambda: self._answer is not None or self.lost is not None
-                                   or not self._lines.is_open)
+        self._answer = None
+        asked = [self._session, what, self._signal, checks]
+        if asked != self._asked:  # a step mostly asks what the step before has asked
+            self._asked = asked
+            digest = digest_of([self._session, what])  # tells worker 0 whether all begin the same
+            self._line = line_of({'type': 'begin', 'session': self._session, 'digest': digest,
+                                  'signal': self._signal, 'checks': checks})
+        self._lines.send_line(self._line)
+        self._hear_until(lambda: self._answer is not None)
         if self._answer is not None:
             return self._answer
         self.raise_if_lost()
@@ -327,14 +341,12 @@ class Connection:
                 return
             self.lost = Lost(rank, why)
             self._changed.notify_all()
-        if self._is_member:  # before, `meet` raises
-            self._on_lost(self._lost_error(self.lost))
+        self._ends_pause.set()  # the thread tells of it
 
     def finish(self) -> None:
         """Says that this worker has ended in good order, and waits until worker 0 lets it go."""
         self._lines.send({'type': 'done'})
-        with self._changed:
-            self._changed.wait_for(lambda: self._all_ended or self.lost is not None)
+        self._hear_until(lambda: self._all_ended)
 
     def fail(self, why: str) -> None:
         """Says why this worker ends before the others."""
@@ -343,38 +355,59 @@ class Connection:
 
     def close(self) -> None:
         """Closes the connection."""
-        self._closed.set()
+        self._is_closed = True
+        self._ends_pause.set()
         # The thread ends soon. But if a worker is lost, the thread is in `on_lost`, which may wait
         # for the end of the process, and so for the thread that calls this method.
         seconds_to_wait = 5. if self.lost is None else 0.
         self._thread.join(seconds_to_wait)
-        self._lines.close()
+        with self._hears:
+            self._lines.close()
 
     def _run(self) -> None:
-        """The thread: hears worker 0, and shows it that this worker is alive."""
-        pause = seconds_between_signs(self.dead_after)
+        """The thread: shows worker 0 that this worker is alive, and hears worker 0 while the main
+        thread does not; at last it tells of a loss."""
         sign_at = 0.
-        while not (self._closed.is_set() or self._all_ended or self.lost is not None):
+        while not (self._is_closed or self._all_ended or self.lost is not None):
             started = time.monotonic()
             if self._is_member and started >= sign_at:
-                sign_at = started + pause
+                sign_at = started + seconds_between_signs(self.dead_after)
                 self._lines.send({'type': 'alive', 'in_step': self._in_step})
-            self._hear(min(pause, 0.2))  # not longer, so that a `close` ends the thread soon
+            self._ends_pause.wait(self._pause)
+            if self._hears.acquire(blocking=False):
+                try:
+                    self._hear(self._lines.has_data, 0.)
+                finally:
+                    self._hears.release()
             was_frozen = time.monotonic() - started > self.dead_after / 2.
             if was_frozen:  # this process itself, so that it has heard nobody
                 self._heard_at = time.monotonic()
             if self._is_member:
                 self._look_for_silence()
+        if self.lost is not None and self._is_member:  # before, `meet` raises
+            self._on_lost(self._lost_error(self.lost))
 
-    def _hear(self, seconds: float) -> None:
-        """Takes what worker 0 says within some seconds."""
+    def _hear_until(self, is_over: typing.Callable) -> None:
+        """Hears worker 0 until something is over, or a worker or the connection is lost."""
+        while not is_over() and self.lost is None and self._lines.is_open:
+            with self._hears:
+                self._hear(self._serve or self._lines.has_data, self._pause)
+
+    def _hear(self, has_data: typing.Callable, seconds: float) -> None:
+        """Takes what worker 0 says within some seconds. The caller holds `_hears`.
+
+        Args:
+          has_data: function of these seconds, which waits and tells whether worker 0 has said
+            something: that of the `Lines`, or `Coordinator.serve`.
+          seconds: how long to wait.
+        """
         try:
-            if readable([self._lines.socket], seconds):
+            if self._lines.is_open and has_data(seconds):
                 for message in self._lines.take():
                     self._heard_at = time.monotonic()
                     self._take(message)
         except OSError:
-            if not self._closed.is_set():  # else this side has closed the connection
+            if not self._is_closed:  # else this side has closed the connection
                 self.lose(0, WHY_CUT)
         except ClusterError as error:
             self.lose(0, 'it sent %s: another program may use its port' % error)
@@ -415,16 +448,14 @@ class Connection:
             self._take_news(message)
 
     def _take_news(self, message: dict) -> None:
-        """Notes what the main thread waits for, and wakes it."""
+        """Notes what the main thread waits for."""
         kind = message['type']
-        with self._changed:
-            if kind == 'welcome':
-                self._is_member = True
-            elif kind == 'end':
-                self._all_ended = True
-            elif kind in ('go', 'over', 'differs'):
-                self._take_answer(message)
-            self._changed.notify_all()
+        if kind == 'welcome':
+            self._is_member = True
+        elif kind == 'end':
+            self._all_ended = True
+        elif kind in ('go', 'over', 'differs'):
+            self._take_answer(message)
 
     def _take_answer(self, message: dict) -> None:
         """Notes worker 0's answer to what this worker is about to begin."""

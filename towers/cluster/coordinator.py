@@ -25,12 +25,14 @@ from towers.cluster.messages import (
     WHY_CUT,
     WHY_SILENT,
     Lines,
+    Watched,
     digest_of,
-    readable,
+    line_of,
     seconds_between_signs,
 )
 from towers.errors import ClusterError
 
+_PAUSE = 0.2  # seconds from one look at who is silent to the next, at most
 _SECONDS_TO_CLOSE = 0.5  # for the other workers, when worker 0 has closed its connection
 _ENDED_EARLY = 'it has ended its training, perhaps for lack of data, others not: see until_all_end'
 
@@ -116,14 +118,19 @@ class _Worker:
         if self.lines is not None:
             self.lines.send(message)
 
-    def answer(self, message: dict) -> None:
-        """Answers its `begin`."""
+    def answer(self, line: bytes) -> None:
+        """Answers its `begin` by a line, see `Lines.send_line`."""
         self.begins = None
-        self.send(message)
+        if self.lines is not None:
+            self.lines.send_line(line)
 
 
 class Coordinator:
-    """A thread of worker 0 that answers all workers.
+    """Answers all workers, in the process of worker 0.
+
+    While the main thread of worker 0 waits for an answer, it hears and answers all by `serve`: so
+    no other thread has to wake it, and to hand over Python's lock, in each step. While it trains, a
+    thread hears all a few times a second. That is enough: without worker 0, nothing begins.
 
     Attributes:
       own_end: the socket by which worker 0 itself is connected with the coordinator.
@@ -151,11 +158,18 @@ class Coordinator:
         self._is_lost = False  # whether a worker is lost, and with it all
         self._between_signs = seconds_between_signs(dead_after)
         self._sign_at = 0.  # when to give the next sign of life
+        self._pause = min(self._between_signs / 2., _PAUSE)  # between two looks at who is silent
+        self._looked_at = time.monotonic()  # when it was
+        self._turn = threading.Lock()  # held by the thread that hears and answers
+        self._worker_0_ends = threading.Event()
         self._began_at = 0.  # when all began something together last, such as a step; 0 if never
         self._last_duration = 0.  # seconds between the last two such times
         own, self.own_end = socket.socketpair()
         self._own = Lines(own)  # the connection with worker 0 itself
         self._connections = [self._own]  # of workers, and of strangers
+        self._watched: typing.Any = None  # the `Watched` of these, and its sockets
+        self._answer: typing.Optional[dict] = None  # the newest to all; `_line` is that as a line
+        self._line = b''
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-coordinator')
         self._thread.start()
 
@@ -184,9 +198,19 @@ class Coordinator:
         return never_came or not_here
 
     def close(self) -> None:
-        """Waits until the thread ends: when worker 0 has closed `own_end`, and all are told what
-        worker 0 said."""
+        """Waits until the thread ends. Worker 0 has closed `own_end`, and all are told what worker
+        0 said."""
+        self._worker_0_ends.set()
         self._thread.join(10.)
+
+    def serve(self, seconds: float) -> bool:
+        """Hears all for some seconds, or until there is an answer for worker 0: then it returns
+        True. Its caller is about to read from `own_end`."""
+        with self._turn:
+            has_answer = self._hear_all(seconds, until=self.own_end)
+            if time.monotonic() >= self._looked_at + self._pause:
+                self._look()
+        return has_answer
 
     def _run(self) -> None:
         """The thread: hears all workers until worker 0 has closed its end.
@@ -194,34 +218,51 @@ class Coordinator:
         Then it leaves the others half a second to close theirs: what this side has said last may be
         lost to a worker whose connection this side closes first.
         """
-        pause = min(0.5, self._between_signs)  # between two looks at who is silent
         end_at = math.inf  # known when worker 0 has closed its end
-        look_at = 0.  # not in each round: in a step there are as many rounds as workers
         while self._connections and time.monotonic() < end_at:
-            started = time.monotonic()
+            worker_0_ends = self._worker_0_ends.wait(self._pause)
+            if not self._turn.acquire(blocking=False):  # `serve` hears and looks
+                continue
+            try:
+                self._hear_all(self._pause if worker_0_ends else 0.)
+                self._look()
+            finally:
+                self._turn.release()
             worker_0_has_closed = not self._own.is_open
             if worker_0_has_closed:
-                end_at = min(end_at, started + _SECONDS_TO_CLOSE)
-            self._hear_all(pause)
-            if time.monotonic() >= look_at:
-                self._look(started)
-                look_at = time.monotonic() + pause
-            self._connections = [lines for lines in self._connections if lines.is_open]
+                end_at = min(end_at, time.monotonic() + _SECONDS_TO_CLOSE)
         self._listener.close()
         for lines in self._connections:
             lines.close()
 
-    def _hear_all(self, seconds: float) -> None:
-        """Takes what comes over connections within some seconds, and new connections."""
-        by_socket = {lines.socket: lines for lines in self._connections}
-        sockets = list(by_socket)
+    def _hear_all(self, seconds: float, until: typing.Optional[socket.socket] = None) -> bool:
+        """Takes what comes over connections, and new connections, until something comes or some
+        seconds are over.
+
+        Args:
+          seconds: how long to wait.
+          until: a socket, too, that ends the wait, and is not read; or None.
+
+        Returns:
+          Whether `until` has data.
+        """
+        sockets = [lines.socket for lines in self._connections]
         if not self._is_complete:
             sockets.append(self._listener)
-        for ready in readable(sockets, seconds):
-            if ready in by_socket:
-                self._hear(by_socket[ready])
-            else:
+        if until is not None:
+            sockets.append(until)
+        if self._watched is None or self._watched[0] != sockets:
+            self._watched = (sockets, Watched(sockets))
+        is_over = False
+        for ready in self._watched[1].ready(seconds):
+            if ready is until:
+                is_over = True
+            elif ready is self._listener:
                 self._accept()
+            else:
+                self._hear(self._connections[sockets.index(ready)])
+        self._connections = [lines for lines in self._connections if lines.is_open]
+        return is_over
 
     def _accept(self) -> None:
         """Takes a new connection."""
@@ -368,15 +409,19 @@ class Coordinator:
             self._last_duration = now - self._began_at
         self._began_at = now
         answer = self._answer_to_all()
-        # Worker 0 gets it last: it is in this process, and would keep this thread from going on.
+        if answer != self._answer:  # mostly it is that of the step before
+            self._answer = answer
+            self._line = line_of(answer)
         for worker in reversed(self._workers):
-            worker.answer(answer)
+            worker.answer(self._line)
 
     def _end_sessions_that_were_left(self) -> None:
         """Answers workers that wait to begin something in a session in which another worker makes
         no more steps. Sessions have the same numbers on all workers: 1, 2, …"""
         newest_left = max(worker.session_left for worker in self._workers)
-        over = dict(_signal_of(self._workers), type='over')
+        if newest_left == 0:
+            return
+        over = line_of(dict(_signal_of(self._workers), type='over'))
         for worker in self._workers:
             if worker.waits_to_begin and worker.session <= newest_left:
                 worker.answer(over)
@@ -409,7 +454,7 @@ class Coordinator:
         if has_chief_begun:
             for worker in self._workers:
                 if worker.waits_to_begin:
-                    worker.answer({'type': 'go'})
+                    worker.answer(line_of({'type': 'go'}))
         for worker in self._workers[1:]:
             if worker.has_ended:
                 worker.send({'type': 'end'})
@@ -438,11 +483,12 @@ class Coordinator:
         if worker.has_ended:  # it waits for the end of all, which does not come
             worker.send({'type': 'end'})
 
-    def _look(self, started: float) -> None:
+    def _look(self) -> None:
         """Tells workers for whom they wait, shows that worker 0 is alive, and looks for lost
-        workers; `started` is when this round of the thread began."""
+        workers."""
         now = time.monotonic()
-        was_frozen = now - started > self._dead_after / 2.  # a round takes half a second at most
+        was_frozen = now - self._looked_at > self._dead_after / 2.  # there are looks all the time
+        self._looked_at = now
         if was_frozen:  # this process itself, so that it has heard nobody
             for worker in self._workers:
                 worker.restart_clocks()

@@ -300,7 +300,8 @@ def _meeting(cluster: Cluster, own: dict, config: tf.ConfigProto, start_timeout:
             connected = coordinator.own_end
         else:
             connected = connect(address, cluster.who(0), deadline, say)
-        connection = Connection(cluster, own, connected, dead_after, say, lose)
+        serve = None if coordinator is None else coordinator.serve
+        connection = Connection(cluster, own, connected, dead_after, say, lose, serve)
         stack.callback(connection.close)
         try:
             connection.meet(deadline)

@@ -88,40 +88,73 @@ class Lines:
             # Without this, the system waits up to 40 ms for more to send along.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = bytearray()  # the beginning of a line whose end has not come
+        self._newest = b''  # the newest data that were whole lines, and the messages in them
+        self._messages: typing.List[dict] = []
         self._sending = threading.Lock()  # held while the main thread, or another one, sends
-        connected.settimeout(_SECONDS_TO_WAIT)
+        # Python asks the system before each use of a socket with a timeout whether it is ready.
+        # Here it mostly is, and this is made sure of where it is not.
+        connected.setblocking(False)
+        self._watched = Watched([connected])
 
     def send(self, message: dict) -> None:
         """Sends a message. On a broken connection nothing is raised: the thread that takes messages
         finds out."""
-        if 'why' in message:
-            message = dict(message, why=shown(message['why'])[:_MOST_CHARACTERS])
-        with self._sending, contextlib.suppress(OSError):
+        self.send_line(line_of(message))
+
+    def send_line(self, line: bytes) -> None:
+        """Sends the message that `line_of` has turned into a line, as `send` does."""
+        with self._sending:
             try:
-                self.socket.sendall(_json(message) + b'\n')
+                self._send_all(line)
             except OSError:
                 # Perhaps a part of the line was sent. The other side would take the next message
                 # for the rest of the line: so no other message is sent, and both sides find the
                 # connection broken.
-                self.socket.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):
+                    self.socket.shutdown(socket.SHUT_RDWR)
+
+    def _send_all(self, data: bytes) -> None:
+        """Sends data. Raises `OSError` if the socket takes nothing for a few seconds."""
+        while data:
+            try:
+                data = data[self.socket.send(data):]
+            except BlockingIOError:
+                writable = Watched([self.socket], select.POLLOUT).ready(_SECONDS_TO_WAIT)
+                if not writable:
+                    raise socket.timeout('timed out') from None
+
+    def has_data(self, seconds: float) -> bool:
+        """Whether data come, or the other side closes the connection, within some seconds."""
+        return bool(self._watched.ready(seconds))
 
     def take(self) -> typing.List[dict]:
-        """The messages that have come. Waits a few seconds if the socket has no data.
+        """The messages that have come, to be read and not changed. Waits a few seconds if the
+        socket has no data.
 
         Raises:
           OSError: the other side has closed the connection, or it is broken.
           ClusterError: what has come is no message.
         """
-        data = self.socket.recv(1 << 16)
+        try:
+            data = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            self.has_data(_SECONDS_TO_WAIT)
+            data = self.socket.recv(1 << 16)  # an `OSError` if there are no data yet
         if not data:
             raise ConnectionError('closed')
+        is_at_beginning = not self._received
+        if is_at_beginning and data == self._newest:  # as in each step: it is not parsed again
+            return self._messages
         self._received += data
         lines: typing.List[bytearray] = []
         if b'\n' in data:
             *lines, self._received = self._received.split(b'\n')
         if any(len(line) > self._most for line in lines + [self._received]):
             raise ClusterError('a message of more than %d bytes' % self._most)
-        return [_parsed(bytes(line)) for line in lines]
+        messages = [_parsed(bytes(line)) for line in lines]
+        if is_at_beginning and not self._received:
+            self._newest, self._messages = data, messages
+        return messages
 
     def close(self) -> None:
         """Closes the socket."""
@@ -129,15 +162,27 @@ class Lines:
         self.socket.close()
 
 
-def readable(sockets: typing.Iterable[socket.socket],
-             seconds: float) -> typing.List[typing.Any]:
-    """The sockets that have data, or whose other side has closed, within some seconds."""
-    # Without `selectors`, whose objects would double the cost of a wait. A step has three of them.
-    by_number = {each.fileno(): each for each in sockets}
-    poll = select.poll()
-    for number in by_number:
-        poll.register(number, select.POLLIN)
-    return [by_number[number] for number, _ in poll.poll(1000. * seconds)]
+class Watched:
+    """Sockets that are waited for. (Without `selectors`, whose objects would double the cost of a
+    wait.)"""
+
+    def __init__(self, sockets: typing.Iterable[socket.socket], event: int = select.POLLIN):
+        """Waits for data of the sockets, or for another event of `select.poll`."""
+        self._by_number = {each.fileno(): each for each in sockets}
+        self._poll = select.poll()
+        for number in self._by_number:
+            self._poll.register(number, event)
+
+    def ready(self, seconds: float) -> typing.List[typing.Any]:
+        """The sockets of which it, or the end of the connection, comes within some seconds."""
+        return [self._by_number[number] for number, _ in self._poll.poll(1000. * seconds)]
+
+
+def line_of(message: dict) -> bytes:
+    """A message as it is sent."""
+    if 'why' in message:
+        message = dict(message, why=shown(message['why'])[:_MOST_CHARACTERS])
+    return _json(message) + b'\n'
 
 
 def digest_of(value: typing.Any) -> str:
