@@ -931,6 +931,13 @@ def stop_profile():
     tensorflow.profiler.experimental.stop()
 
 
+def gives_metadata(session: tf.Session) -> bool:
+    """Whether a call of a session fills its `RunMetadata` though its options ask for nothing."""
+    config = session._config
+    return config is not None and (config.graph_options.build_cost_model > 0
+                                   or config.experimental.HasField('session_metadata'))
+
+
 def called_as_run(session: tf.Session, function: typing.Callable, **options):
     """Calls a function that `session.make_callable` has made, with these options. An error of
     TensorFlow's names the operation that has failed, as an error of `session.run` does."""

@@ -147,6 +147,49 @@ def test_a_step_gives_what_it_fetches_and_names_what_fails():
     in_sessions(make_clusters('ring'), work, failing)
 
 
+@pytest.mark.parametrize('config, expected', [
+    (tf.ConfigProto(), set()),
+    (tf.ConfigProto(graph_options=tf.GraphOptions(build_cost_model=1)), {'cost_graph'})])
+def test_a_step_fills_the_metadata_that_it_is_asked_for(config, expected):
+    """By its options, or by the config of the session. In any other step both are left out."""
+    workers = addresses(2)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = towers.Cluster('ring', workers, rank=rank)
+            built = halving(cluster)
+            filled = []
+            with towers.join(cluster, built, config, start_timeout=30., dead_after=20.) as joined, \
+                    joined.session() as session:
+                for options in (None, tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)):
+                    for _ in range(2):
+                        metadata = tf.RunMetadata()
+                        session.run(built.train_op, options=options, run_metadata=metadata)
+                    filled.append({field.name for field, _ in metadata.ListFields()})
+            return filled
+    for without, traced in together(work, 2):
+        assert without == expected and 'step_stats' in traced
+
+
+def test_a_callable_makes_one_step_in_each_call():
+    """One with feeds calls the session's `run`: worker 1 would wait in the step, and worker 0 for
+    worker 1's next step."""
+    def work(session, built, rank):
+        [(gradient, weight)] = built.gradients
+
+        def train(step_context):
+            raw = step_context.session
+            if rank == 0:
+                for feeds in (None, [], [gradient]):
+                    raw.make_callable(built.train_op, feeds)(*[1.] * len(feeds or ()))
+            else:
+                for feeds in (None, {}, {gradient: 1.}):
+                    raw.run(built.train_op, feeds)
+            return raw.run(weight)
+        return session.run_step_fn(train)
+    assert in_sessions(make_clusters('ring'), work) == [1., 1.]
+
+
 @pytest.mark.parametrize('kind', ['ring', pytest.param('ps', marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_sums_without_the_step_are_refused_and_the_training_goes_on(kind):

@@ -181,10 +181,13 @@ class _PreparedStep(typing.NamedTuple):
     call: typing.Callable  # with the arguments `options` and `run_metadata` of the session's `run`
 
 
+_LEAVES = (tf.Operation, tf.Tensor)  # `tf` looks such a name up by Python's code each time
+
+
 def _key_of(fetches: typing.Any) -> typing.Optional[tuple]:
     """What tells fetches from others in a dict: their structure, and the identities of the
     operations and tensors in it. None for fetches with anything else in them."""
-    if isinstance(fetches, (tf.Operation, tf.Tensor)):
+    if isinstance(fetches, _LEAVES):
         return (id(fetches),)
     if type(fetches) is dict:
         names = list(fetches)
@@ -220,6 +223,7 @@ class _StepsTogether:
         self._make_callable = session.make_callable
         self._builds = builds
         self._connection = connection
+        self._gives_metadata = compat.gives_metadata(session)
         # {names that a call has fetched: the positions of the builds of which it makes a step}
         self._known: typing.Dict[tuple, typing.List[int]] = {}
         self._prepared: typing.Dict[tuple, _PreparedStep] = {}  # by `_key_of` the fetches
@@ -235,6 +239,10 @@ class _StepsTogether:
         if not feed_dict:
             prepared = self._prepared_step(fetches)
             if prepared is not None:
+                # A `MonitoredSession` passes both in each call, mostly for nothing.
+                asks_for_nothing = options is None or options.ByteSize() == 0
+                if asks_for_nothing and not self._gives_metadata:
+                    options = run_metadata = None
                 return self._step(prepared.positions, lambda: compat.called_as_run(
                     self._session, prepared.call, options=options, run_metadata=run_metadata))
         positions = self._builds_stepped_by(fetches)
@@ -255,11 +263,13 @@ class _StepsTogether:
             self._prepared[key] = _PreparedStep(fetches, positions, call)
         return self._prepared[key]
 
-    def make_callable(self, fetches: typing.Any, *arguments: typing.Any,
-                      **keywords: typing.Any) -> typing.Callable:
+    def make_callable(self, fetches: typing.Any, feed_list: typing.Any = None,
+                      accept_options: bool = False) -> typing.Callable:
         """Takes the place of the session's `make_callable`."""
+        call = self._make_callable(fetches, feed_list, accept_options)
+        if feed_list is not None:  # then TensorFlow's function calls the session's `run`, see above
+            return call
         positions = self._builds_stepped_by(fetches)
-        call = self._make_callable(fetches, *arguments, **keywords)
         return lambda *fed, **options: self._step(positions, lambda: call(*fed, **options))
 
     def _step(self, positions: typing.List[int], call: typing.Callable) -> typing.Any:
