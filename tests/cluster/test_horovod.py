@@ -148,9 +148,10 @@ def test_a_mean_of_float16_is_that_of_float32(asked):
     assert reduced.inputs[0].dtype == tf.float32 and combined.dtype == tf.float16
 
 
-def test_the_session_sees_the_gpu_of_its_rank(asked):
+def test_the_session_sees_the_gpu_of_its_rank_and_leaves_the_processors_to_others(asked):
     config = towers.Cluster('horovod').session_config(tf.ConfigProto())
     assert config.gpu_options.visible_device_list == '1'
+    assert config.experimental.disable_thread_spinning
 
 
 def test_the_first_session_of_a_process_has_the_threads_of_the_sessions_to_come(asked, monkeypatch):

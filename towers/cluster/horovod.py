@@ -217,10 +217,13 @@ def gathered_lines(text: str, config: tf.ConfigProto) -> typing.List[str]:
 
 
 def _configure(unused_cluster: typing.Any, config: tf.ConfigProto) -> None:
-    """Gives each process of a machine a GPU of its own."""
+    """Gives each process of a machine a GPU of its own, and leaves the processors that all share to
+    those that work: a thread that waits for work, as one does in each message, looks for it in a
+    loop at first, unless TensorFlow is told not to."""
     hvd = _load()
     if hvd.local_size() > 1:
         config.gpu_options.visible_device_list = str(hvd.local_rank())
+        config.experimental.disable_thread_spinning = True
 
 
 def _place() -> typing.Tuple[int, int]:
