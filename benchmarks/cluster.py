@@ -7,11 +7,14 @@ Ways: `towers`, one process with 2 towers; `ring` and `ps`, 2 workers with a tow
 `ring-float16` and `ring-bfloat16`, whose gradients travel so; `ring@1`, with buffers of 1 MiB;
 `ring+sync`, with `batch_norm='sync'`; `mirrored`, TensorFlow's `MultiWorkerMirroredStrategy`; where
 Horovod is installed, `towers-horovod`, two workers by `kind='horovod'`, and `horovod`, its own
-optimizer. All on this machine, over loopback, by turns, so that what else runs there hits all
-alike. Rates are of all processes together; ratios are of the same round, medians over the rounds.
-Processor time is that of the processes that train, without parameter servers; it is steadier than
-the rates where other programs run. Bytes are what the kernel counts as acknowledged on this
-process's TCP connections (`TCP_INFO`), so they hold for Linux alone.
+optimizer. By Horovod, `:2x2` has 2 processes with 2 towers each: `towers-horovod:2x2`. Beside it,
+`horovod:2x2` has 2 processes with the examples of 2 towers each, and `horovod:4x1` has 4 processes.
+
+All on this machine, over loopback, by turns, so that what else runs there hits all alike. Rates are
+of all processes together; ratios are of the same round, medians over the rounds. Processor time is
+that of the processes that train, without parameter servers; it is steadier than the rates where
+other programs run. Bytes are what the kernel counts as acknowledged on this process's TCP
+connections (`TCP_INFO`), so they hold for Linux alone.
 """
 
 import argparse
@@ -92,8 +95,8 @@ def run(way, options, workload):
     command = [sys.executable, '-m', 'benchmarks.cluster', '--worker=' + way,
                '--seconds=%g' % options.seconds, '--workloads=' + workload,
                '--examples=%d' % options.examples]
-    if way in _BY_HOROVOD:
-        command = [HOROVODRUN, '-np', '2'] + command
+    if way.partition(':')[0] in _BY_HOROVOD:
+        command = [HOROVODRUN, '-np', str(_processes_and_towers(way)[0])] + command
     elif way != 'towers':
         command = [sys.executable, '-m', 'towers.launch', '--workers=2',
                    '--ps=%d' % (way == 'ps'), '--grace=1', '--'] + command
@@ -107,6 +110,11 @@ def run(way, options, workload):
     return [json.loads(line) for line in lines]
 
 
+def _processes_and_towers(way):
+    """The number of processes of a way by Horovod, and of the towers of each."""
+    return [int(number) for number in (way.partition(':')[2] or '2x1').split('x')]
+
+
 def worker(options):
     """One process: steps for a while, then one line about them."""
     import tensorflow.compat.v1 as tf
@@ -117,7 +125,9 @@ def worker(options):
     towers.mend_slim()
     workload = WORKLOADS[options.workloads]
     model_fn, batch = workload.model, options.examples or workload.batch
-    batch *= 2 if options.worker == 'towers' else 1
+    way = options.worker.partition(':')[0]
+    count = 2 if way == 'towers' else _processes_and_towers(options.worker)[1]
+    batch *= count
 
     def arrays():
         # As from an input pipeline: of constants, and of placeholders that have one as default and
@@ -126,22 +136,21 @@ def worker(options):
         # know.
         zero = tf.random_uniform([], maxval=1, dtype=tf.int32)
         return tuple(array + tf.cast(zero, array.dtype) for array in workload.arrays(batch))
-    if options.worker in ('mirrored', 'horovod'):
-        peer = getattr(cluster_peers, options.worker)(model_fn, arrays, _CHUNK)
+    if way in ('mirrored', 'horovod'):
+        peer = getattr(cluster_peers, way)(model_fn, arrays, _CHUNK)
         return report(*cluster_peers.timed(*peer, options.seconds, _CHUNK), 0, batch, 0, None)
-    kind, _, sync = options.worker.partition('+')
+    kind, _, sync = way.partition('+')
     kind, _, buffer_mb = kind.partition('@')
     kind, _, wire = kind.partition('-')
     tf.disable_v2_behavior()
     cluster = None
-    if options.worker == 'towers-horovod':
+    if way == 'towers-horovod':
         cluster = towers.Cluster('horovod')
-    elif options.worker != 'towers':
+    elif way != 'towers':
         cluster = towers.Cluster.from_tf_config(kind, wire=wire or None,
                                                 buffer_mb=float(buffer_mb) if buffer_mb else None)
         if cluster.job == 'ps':
             towers.serve(cluster, say=lambda line: None)
-    count = 2 if cluster is None else 1
     step = tf.train.get_or_create_global_step()
     built = towers.build_towers(model_fn, arrays(), tf.train.GradientDescentOptimizer(
         cluster_peers.RATE), count, 'mean', global_step=step, cluster=cluster,
