@@ -73,7 +73,7 @@ def states_by_table(op: tf.Operation, states: PerhapsStates, view: View) -> Resu
       states: the states of its inputs.
       view: `View`.
     """
-    if _takes_or_gives_list(op) and op.type not in _LIST_OPS_WITH_RULE:
+    if op.type not in _LIST_OPS_WITH_RULE and _takes_or_gives_list(op):
         return unknown(op, HAS_NO_RULE)
     if op.type.startswith('LookupTable') and view.fills_tables:
         return unknown(op, 'looks up a table to which a step may write')
@@ -362,7 +362,7 @@ def _independent_result(op: tf.Operation, states: typing.List[State], view: View
 
 def _is_uniform_constant(op: tf.Operation) -> bool:
     """Whether an operation is a constant of several entries, all of which are equal."""
-    if op.type != 'Const':
+    if op.type != 'Const' or op.outputs[0].shape.ndims == 0:
         return False
     value = tf.get_static_value(op.outputs[0])
     return value.size > 1 and bool((value == value.flat[0]).all())

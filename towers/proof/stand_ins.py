@@ -63,7 +63,8 @@ class StandIn(typing.NamedTuple):
 def known_lengths(tensor: tf.Tensor) -> typing.List[typing.Optional[int]]:
     """The lengths of a tensor's dimensions, None where one is not static; [] of a scalar, and where
     the rank is not static."""
-    return tensor.shape.as_list() if tensor.shape.ndims else []
+    shape = tensor.shape
+    return shape.as_list() if shape.ndims else []
 
 
 # ---- primes --------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ class State(typing.NamedTuple):
 
     def with_shard_statistics(self, names: typing.Iterable[str]) -> 'State':
         """This state, marked with statistics of the shard on which it depends, but not linearly."""
-        return self._replace(shard_statistics=self.shard_statistics.union(names))
+        return self._with_marks(self.shard_statistics.union(names), self.is_random)
 
     def with_marks_of(self, *others: 'State') -> 'State':
         """This state with the marks of other states added: their shard statistics, and whether
@@ -203,6 +203,12 @@ class State(typing.NamedTuple):
         for other in others:
             shard_statistics |= other.shard_statistics
             is_random = is_random or other.is_random
+        return self._with_marks(shard_statistics, is_random)
+
+    def _with_marks(self, shard_statistics: typing.FrozenSet[str], is_random: bool) -> 'State':
+        """This state with these marks: itself where it has them, since a new state takes long."""
+        if shard_statistics == self.shard_statistics and is_random == self.is_random:
+            return self
         return self._replace(shard_statistics=shard_statistics, is_random=is_random)
 
 

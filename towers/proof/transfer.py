@@ -151,16 +151,13 @@ class Transfer:
         calls_function_with_own_gradient = op.name in self._view.bodies.with_own_gradient
         if calls_function_with_own_gradient:
             return True
-        original = self._view.program_op(op)
-        if original is None:
-            # The operation is in the body of a function. If it has a gradient of its own, the call
-            # of that function gets the mark (`Bodies.with_own_gradient`).
+        # An operation in the body of a function is not among these: if it has a gradient of its
+        # own, the call of that function gets the mark (`Bodies.with_own_gradient`).
+        if op.name not in self._view.with_own_gradient:
             return False
-        if batch_value_role(original) is not None:
-            # Not the program, but this package gave it a gradient, which is linear: the sum over
-            # the towers (`batch_values`).
-            return False
-        return op.name in self._view.with_own_gradient
+        # To a value of all towers not the program, but this package gave a gradient, which is
+        # linear: the sum over the towers (`batch_values`).
+        return self._kind_of_batch_value(op) is None
 
     # ---- a value of all towers
 
