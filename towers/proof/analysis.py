@@ -30,6 +30,7 @@ from towers.proof.states import (
 from towers.proof.static_batch import divisors_of_values, find_size_constants
 from towers.proof.view import View
 from towers.proof.written import Written, written_by, written_otherwise
+from towers.proof.written_before import ProgramOrder, order_of_program
 
 
 class Analysis(typing.NamedTuple):
@@ -110,7 +111,8 @@ def analyse(operations: list, inputs: typing.Any, fetches: list) -> Analysis:
       `Analysis`.
     """
     needed = ForwardPass(_needed(operations, inputs, fetches), inputs)
-    forward_pass = _ForwardPass(needed, frozenset(names_of(operations)))
+    forward_pass = _ForwardPass(
+        needed, order_of_program(needed.operations), frozenset(names_of(operations)))
     batch_size = static_size(inputs)
     if batch_size is None:
         return forward_pass.analysed_in(make_scratch(needed))
@@ -185,11 +187,12 @@ def _analysed_with_size_constants(forward_pass: '_ForwardPass', of_built_graph: 
 class _ForwardPass(typing.NamedTuple):
     """A forward pass that is analysed, once or more."""
     needed: ForwardPass  # it has only the operations that the fetches need
+    order: ProgramOrder  # of these operations
     operations: typing.FrozenSet[str]  # names of all operations of the pass
 
     def analysed_in(self, scratch: Scratch) -> Analysis:
         """The analysis of the pass by its scratch graph."""
-        settled = settle(scratch, self.needed.operations)
+        settled = settle(scratch, self.order)
         view = settled.view
         states = dict(view.states)
         # The inputs' placeholders have names of their own in the scratch graph.

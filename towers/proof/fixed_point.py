@@ -19,7 +19,12 @@ from towers.proof.stand_ins import known_lengths
 from towers.proof.states import OTHER_DIMENSIONS, Kind, State, unknown
 from towers.proof.transfer import Transfer
 from towers.proof.view import View
-from towers.proof.written_before import WrittenBefore, find_written_before, values_written
+from towers.proof.written_before import (
+    ProgramOrder,
+    WrittenBefore,
+    find_written_before,
+    values_written,
+)
 
 _MOST_ROUNDS = 60  # a bound, in case that states of a loop change for ever
 
@@ -30,18 +35,19 @@ class Settled(typing.NamedTuple):
     operations: typing.List[tf.Operation]  # of the scratch graph, each behind its inputs
 
 
-def settle(scratch: Scratch, program: typing.List[tf.Operation]) -> Settled:
+def settle(scratch: Scratch, program: ProgramOrder) -> Settled:
     """Finds the states of all tensors of a scratch graph.
 
     Args:
       scratch: `Scratch`, whose graph gets the bodies of the functions that it calls.
-      program: list of the operations of the program that this graph has once more.
+      program: `ProgramOrder` of the operations of the program that this graph has once more.
     """
     graph = scratch.graph
-    program_graph = program[0].graph if program else graph  # nothing is called in an empty one
+    # In an empty graph nothing is called.
+    program_graph = program.operations[0].graph if program.operations else graph
     bodies = import_bodies(graph, program_graph)
     written_before = find_written_before(program, graph, bodies)
-    program_ops = graph_walk.by_name(program)
+    program_ops = graph_walk.by_name(program.operations)
     view = View(scratch, bodies, program_ops, written_before.reads)
     operations = _in_order(graph, _needed_first(graph, bodies, written_before))
     rounds = _Rounds(view, Transfer(view, written_before), scratch.is_prime)
@@ -144,9 +150,10 @@ class _Rounds:
         for tensor, state in zip(op.outputs, results):
             if self._lengths is not None and not self._lengths.agree(tensor, state):
                 state = unknown(op, OTHER_DIMENSIONS)
-            if self._view.states.get(tensor.name) != state:
-                self._view.states[tensor.name] = state
-                self._last_change[tensor.name] = self._visits
+            name = tensor.name
+            if self._view.states.get(name) != state:
+                self._view.states[name] = state
+                self._last_change[name] = self._visits
 
 
 class _LengthsOfExamples:

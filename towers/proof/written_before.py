@@ -43,8 +43,32 @@ _MAY_READ = READS | {'Identity'}
 """The types of operations that may read a variable; an `Identity` reads a reference variable."""
 
 _Names = typing.Dict[str, typing.List[str]]
+_Followers = typing.Dict[str, typing.List[tf.Operation]]
+"""{name of an operation: the operations that wait for it directly}"""
 _Writes = typing.Dict[str, typing.List[tf.Operation]]
 """{name of a variable: the operations that write it}"""
+
+
+class ProgramOrder(typing.NamedTuple):
+    """The operations of a forward pass, what they write, and which wait for which. A pass that is
+    analysed more than once has the same in each scratch graph."""
+    operations: typing.List[tf.Operation]
+    variables_written: _Names  # {name of an operation: names of the variables that it may write}
+    followers: _Followers
+
+
+def order_of_program(operations: typing.List[tf.Operation]) -> ProgramOrder:
+    """Finds what the operations of a forward pass write, and which of them wait for which."""
+    return ProgramOrder(operations, _variables_written(operations), _followers(operations))
+
+
+def _followers(operations: typing.List[tf.Operation]) -> _Followers:
+    """`{name of an operation: those of some operations that wait for it directly}`."""
+    followers: _Followers = collections.defaultdict(list)
+    for op in operations:
+        for source in graph_walk.inputs_of(op):
+            followers[source.name].append(op)
+    return followers
 
 
 class WrittenBefore(typing.NamedTuple):
@@ -56,24 +80,25 @@ class WrittenBefore(typing.NamedTuple):
     takers_of_memory: _Names
 
 
-def find_written_before(program: typing.List[tf.Operation], graph: tf.Graph,
-                        bodies: Bodies) -> WrittenBefore:
+def find_written_before(program: ProgramOrder, graph: tf.Graph, bodies: Bodies) -> WrittenBefore:
     """Finds the operations that get values which were written before.
 
     Args:
-      program: list of the operations of the forward pass.
+      program: `ProgramOrder` of the operations of the forward pass.
       graph: `tf.Graph` that has them once more, and the bodies of functions that they call.
       bodies: `Bodies` of these functions.
     """
-    operations = program + [graph.get_operation_by_name(name) for name in bodies.outermost_calls]
-    writes = _writes_by_variable(operations, bodies)
+    in_bodies = graph_walk.operations_named(graph, bodies.outermost_calls)
+    operations = program.operations + in_bodies
+    variables_written = {**program.variables_written, **_variables_written(in_bodies)}
+    writes = _writes_by_variable(operations, variables_written, bodies)
     if not writes:
         return WrittenBefore({}, {})
-    order = _Order(operations, bodies)
+    order = _Order(program, in_bodies, bodies)
     reads = _reads_behind_writes(operations, writes, order)
     takers_of_memory: _Names = {}
     # A resource variable has no memory that other operations could take.
-    for variable in _reference_variables(sorted(writes), program[0].graph):
+    for variable in _reference_variables(sorted(writes), operations[0].graph):
         for taker, names in _takers_of_memory(variable, writes[variable.name], order).items():
             is_read = taker in reads  # as an `Identity`, which also takes the memory
             if not is_read:
@@ -176,7 +201,22 @@ def _behind_variable(write: tf.Operation) -> typing.List[tf.Tensor]:
 
 # ---- writes --------------------------------------------------------------------------------------
 
-def _writes_by_variable(operations: typing.List[tf.Operation], bodies: Bodies) -> _Writes:
+def _variables_written(operations: typing.List[tf.Operation]) -> _Names:
+    """`{name of an operation: names of the variables that it may write}`, of those operations of
+    one graph that write any."""
+    if not operations:
+        return {}
+    finder = Writes(operations[0].graph)
+    found: _Names = {}
+    for op in operations:
+        variables = finder.written_by(op) if _may_write(op) else []
+        if variables:
+            found[op.name] = variables
+    return found
+
+
+def _writes_by_variable(operations: typing.List[tf.Operation], variables_written: _Names,
+                        bodies: Bodies) -> _Writes:
     """`{name of a variable: list of the operations that write it}`.
 
     Where a function writes a variable, the call of the function writes it. The list has the
@@ -185,17 +225,14 @@ def _writes_by_variable(operations: typing.List[tf.Operation], bodies: Bodies) -
 
     Args:
       operations: list of the operations of the forward pass, and behind them of bodies.
+      variables_written: {name of an operation: names of the variables that it may write}.
       bodies: `Bodies`.
     """
-    finders: typing.Dict[tf.Graph, Writes] = {}  # of the program, and of the scratch graph
     found: _Writes = {}
     # {name of a call: names of the variables that operations of its body write}
     written_in_body: typing.Dict[str, typing.Set[str]] = {}
     for op in reversed(operations):  # so that a body comes before its call
-        if not _may_write(op):
-            continue
-        finder = finders.setdefault(op.graph, Writes(op.graph))
-        variables = set(finder.written_by(op))
+        variables = set(variables_written.get(op.name, []))
         for variable in variables - written_in_body.get(op.name, set()):
             found.setdefault(variable, []).append(op)
             for call in _calls_around(op.name, bodies):
@@ -291,21 +328,19 @@ def _calls_around(name: str, bodies: Bodies) -> typing.List[str]:
 class _Order:
     """Which operations wait for which, across the bodies of functions."""
 
-    def __init__(self, operations: typing.List[tf.Operation], bodies: Bodies):
+    def __init__(self, program: ProgramOrder, in_bodies: typing.List[tf.Operation],
+                 bodies: Bodies):
         """Args:
-          operations: list of the operations of the forward pass, and of the bodies it calls.
+          program: `ProgramOrder` of the operations of the forward pass.
+          in_bodies: list of the operations of the bodies that it calls.
           bodies: `Bodies`.
         """
         self._bodies = bodies
-        self._operations = graph_walk.by_name(operations)
-        # {name of an operation: the operations that wait for it directly}
-        self._followers: typing.Dict[str, typing.List[tf.Operation]] = (
-            collections.defaultdict(list))
+        self._operations = graph_walk.by_name(program.operations + in_bodies)
+        self._followers = program.followers
+        self._followers_in_bodies = _followers(in_bodies)
         # {name of an operation: names of all operations that wait for it}, found when asked for
         self._waiting: typing.Dict[str, typing.Set[str]] = {}
-        for op in operations:
-            for source in graph_walk.inputs_of(op):
-                self._followers[source.name].append(op)
 
     def is_before(self, name: str, other_name: str) -> bool:
         """Whether an operation runs before another operation, or may run before it in a loop around
@@ -328,5 +363,9 @@ class _Order:
         """The names of the operations that wait for an operation, its own among them."""
         if name not in self._waiting:
             self._waiting[name] = set(graph_walk.reached(
-                [self._operations[name]], lambda op: self._followers.get(op.name, ())))
+                [self._operations[name]], self._waiting_directly))
         return self._waiting[name]
+
+    def _waiting_directly(self, op: tf.Operation) -> typing.List[tf.Operation]:
+        """The operations that wait for an operation directly."""
+        return self._followers.get(op.name, []) + self._followers_in_bodies.get(op.name, [])
