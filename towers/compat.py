@@ -597,11 +597,15 @@ the gradient looks for their graphs."""
 
 
 def restore_function_graphs(op: tf.Operation):
-    """Makes the Python graphs of the functions of an imported loop or branch (v2), and of those
-    within it, and puts them where TensorFlow's gradient of the operation looks for them.
+    """Makes the Python graphs of the functions of an imported loop or branch (v2), and of the loops
+    and branches within it, and puts them where TensorFlow's gradient of the operation looks for
+    such graphs. An import makes none.
 
-    Without them the gradient makes graphs itself; but in those of a nested loop or branch it does
-    not note which variables the handles stand for. TF 1.15's does not look for them there.
+    If TensorFlow 2 finds no graph there, its gradient makes one itself, in which the handles of a
+    nested loop or branch do not tell which variables they stand for. If a variable is read within
+    one, `tf.gradients` then fails: "Tried to take gradients (or similar) of a variable without
+    handle data". On 1.15 nothing has to be done: the gradient never looks for graphs, and those
+    that it makes are complete.
     """
     kind = op.type.replace('Stateless', '')
     if TF_VERSION < (2, 0) or kind not in _GRAPHS_OF_FUNCTIONS:
@@ -680,9 +684,9 @@ def branches_around(op: tf.Operation) -> typing.List[BranchAround]:
     return [BranchAround(branch.pred, branch.branch, branch.pivot) for branch in branches]
 
 
-def in_branches_alone(op: tf.Operation):
-    """Whether an operation is in no loop (v1)."""
-    return _loop_around(op._get_control_flow_context()) is None
+def in_loop(op: tf.Operation):
+    """Whether an operation is in a loop (v1), perhaps in a branch there."""
+    return _loop_around(op._get_control_flow_context()) is not None
 
 
 def _loop_around(context: typing.Any):

@@ -122,7 +122,7 @@ def test_why_variables_have_their_roles_and_operations_wait():
     ('none', 2, sgd, 'nobody', "update_ops='none' says so"),
     ('first', 1, sgd, 'tower 0 alone', 'one tower does all of the batch'),
     ('first', 2, lambda: None, 'nobody',
-     'updates alone write it, and without an optimizer no step runs them')]))
+     'update ops alone write it, and without an optimizer no step runs them')]))
 def test_roles_that_need_no_proof(update_ops, devices, optimizer, writer, reason):
     with tf.Graph().as_default():
         plan = towers.build_towers(counting, any_number_of_examples(), optimizer(), devices,

@@ -164,6 +164,23 @@ def test_nobody_or_everybody_writes_if_the_caller_says_so(update_ops, count, wri
     assert train(counts_aside, count, 1, update_ops=update_ops)[1]['count'] == written
 
 
+@pytest.mark.parametrize('count', first_fast(1, [4, 1]))
+def test_nobody_writes_for_a_metric_if_the_caller_says_so(count):
+    """The update_op of a metric waits for a write by an update op."""
+    def model_fn(x):
+        write = tf.assign_add(tf.get_variable('count', [], initializer=ONES, trainable=False), 1.)
+        with tf.control_dependencies([write]):
+            mean = tf.metrics.mean(tf.identity(x))
+        loss = tf.reduce_mean(x) * tf.get_variable('w', [], initializer=ONES)
+        return towers.ModelOutput(loss, metrics={'mean': mean}, updates=[write])
+    built = build(model_fn, count, update_ops='none')
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(built.metrics['mean'][1])
+        assert session.run(tf.global_variables('count')) == [1.]
+        np.testing.assert_allclose(session.run(built.metrics['mean'][0]), X.mean(), 1e-5)
+
+
 def test_a_step_does_not_run_the_other_towers_writes():
     built = build(batch_norm(None))
     writes = [op.name for op in samples.step_operations([built.train_op, built.loss])

@@ -4,6 +4,8 @@ The reference is the same model on the whole batch on one device, whose state ha
 example: the towers' states, one below the other, are that one's rows.
 """
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -101,6 +103,29 @@ def test_the_numbers_are_those_of_one_device(make, rides, way):
 
 
 @pytest.mark.slow
+def reads_late(in_order):
+    """The loss reads the state, in every tower but the first after a while, so that a race is lost.
+    An update op writes the state; if `in_order`, the program says that it comes after the read."""
+    def model_fn(x):
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        with tf.variable_scope('', use_resource=True):  # a gradient would read a reference late
+            state = by_get_variable(int(x.shape[0]))
+        wait = tf.py_func(lambda first: time.sleep(.1 * (first != BATCH[0])), [x[0]], [])
+        with tf.control_dependencies([wait]):
+            before = state.read_value()
+        with tf.control_dependencies([before] if in_order else []):
+            write = tf.assign(state, 2. * x)
+        return {'loss': tf.reduce_mean(tf.square(w * x - before)), 'updates': [write]}
+    return model_fn
+
+
+@pytest.mark.parametrize('options', first_fast(1, [
+    {}, dict(copies='clone', memory=towers.Memory(accumulate=2))]))
+def test_every_tower_reads_its_state_before_its_update_ops_write_it(options):
+    assert_equal(on_towers(reads_late(in_order=False), 2, **options),
+                 on_one_device(reads_late(in_order=True)))
+
+
 def test_state_that_a_branch_writes():
     model_fn = goes_on(by_get_variable, branch=True)
     with switched('control_flow_v2', True), switched('resource_variables', True):
@@ -192,6 +217,21 @@ def test_a_count_of_steps_is_each_parts_and_what_a_metric_counts_is_shared():
     assert ours[3].plan.line('updated by') == (
         'all towers together: 1 trained; each micro-batch its own: 1 state; '
         'every micro-batch adds to: 1 metrics')
+
+
+def test_a_sum_that_waits_for_state_is_refused_where_each_tower_calls_the_model():
+    """Every call would write the one variable."""
+    def model_fn(x):
+        counted = tf.assign_add(
+            tf.get_local_variable('state', [], initializer=ZEROS), 1.)
+        with tf.control_dependencies([counted]):
+            total = towers.batch_sum(tf.reduce_sum(x))
+        kept = tf.get_variable('kept', [], initializer=ZEROS, trainable=False)
+        loss = tf.reduce_mean(x) * tf.get_variable('w', [], initializer=tf.ones_initializer())
+        return {'loss': loss, 'updates': [counted, tf.assign(kept, total)]}
+    with pytest.raises(towers.SharedVariableError, match=(
+            'a value of the whole batch .* waits for a write of variable state')):
+        on_towers(model_fn, 2, copies='reuse')
 
 
 def test_state_that_the_step_does_not_write_is_refused():

@@ -225,7 +225,7 @@ def test_an_update_waits_and_is_left_out(make, resource, is_v1):
     active = tf.placeholder(tf.float32, [])
     with tf.control_dependencies([tf.check_numerics(fail, 'awaited')]):
         awaited = tf.assign(seen, one + 10.).op  # before the update
-    [end] = hold_back([update], [awaited], active, []).updates
+    [end] = hold_back([update], [awaited], active, []).update_ops
     with tf.control_dependencies([end]):
         goes_on = tf.constant(5)
     with tf.Session() as session:

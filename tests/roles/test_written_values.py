@@ -627,7 +627,7 @@ def test_a_write_in_a_function_is_looked_at_beside_others(is_same_variable, by_e
 
 @pytest.mark.parametrize('optimizer, reason', [
     (momentum, 'its new value does not depend on the examples'),
-    (None, 'updates alone write it, and without an optimizer no step runs them')])
+    (None, 'update ops alone write it, and without an optimizer no step runs them')])
 def test_a_count_of_another_kind_has_its_reason(optimizer, reason):
     def model_fn(x):
         steps = tf.get_variable('steps', [], tf.int32, tf.zeros_initializer(), trainable=False)

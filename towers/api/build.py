@@ -393,7 +393,7 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
         if request.placement.has_replicas:
             return all_reduce(pairs_of_towers, pairs_upstream, request.devices)
         # This build would not update replicas that an earlier build has made of the variables.
-        check_no_replicas(tower_set.roles.trainable)
+        check_no_replicas(tower_set.roles.all_trained)
         return Combined(combine(pairs_of_towers + pairs_upstream))
 
 
@@ -414,7 +414,8 @@ def combine_machines(tower_set: TowerSet, combined: Combined,
     with tf.name_scope('combine_machines'):
         # A worker that stopped before it has given its part of the exchanged values of the whole
         # batch would let the others wait: so the end of a step waits for these values.
-        exchange = tower_set.step.combine(combined.gradients, loss, values=tower_set.exchanged)
+        exchange = tower_set.step_of_workers.combine(
+            combined.gradients, loss, values=tower_set.exchanged)
     gradients_on_towers: typing.Optional[typing.Dict[str, list]] = None
     if request.placement.has_replicas:
         # Every replica gets the same gradient: the gradient over all machines.

@@ -41,13 +41,13 @@ class _Common(typing.NamedTuple):
     Attributes:
       trained: {name of an objective: list of the variables that its loss trains}.
       gradients: what differentiates the losses of all towers.
-      step: the step of the workers of the cluster; None for this machine alone.
+      step_of_workers: the step of the workers of the cluster; None for this machine alone.
       loss_factors: for each part of the batch, what its loss is multiplied with.
     """
 
     trained: typing.Dict[typing.Optional[str], list]
     gradients: TowerGradients
-    step: typing.Any
+    step_of_workers: typing.Any
     loss_factors: list
 
 
@@ -88,14 +88,15 @@ def call_for_each_tower(request: Request, batch: CutBatch, upstream: UpstreamVar
                 common = _common(request, batch, upstream, scaled_losses)
             calls.append(_completed(recorded, index, request, batch, common))
     towers = [call.differentiated.tower for call in calls]
-    exchanged = exchange_values(towers, request, batch, common.step)
+    exchanged = exchange_values(towers, request, batch, common.step_of_workers)
     # All calls use the same variables: update and plan go by the first call's roles and losses.
     first = calls[0]
     waits = order_writes(request, towers, first.roles)
     return TowerSet(
         request=request, batch=batch, towers=towers, recorded=_record_of_all(calls),
         losses=first.losses, gradients=common.gradients, roles=first.roles, waits=waits,
-        recomputed=first.differentiated.recomputed, step=common.step, exchanged=exchanged,
+        recomputed=first.differentiated.recomputed, step_of_workers=common.step_of_workers,
+        exchanged=exchanged,
         how_built='%d calls of the model function' % len(towers))
 
 
@@ -135,9 +136,9 @@ def _common(request: Request, batch: CutBatch, upstream: UpstreamVariables,
     """Makes what the towers have in common; the arguments are those of `call_for_each_tower`."""
     trained = trained_variables(request.training.objectives)
     gradients = TowerGradients(request, batch, upstream, scaled_losses, trained)
-    step = begin_step(request, batch)
-    loss_factors = factors_of_losses(request, batch, batch.weights, step)
-    return _Common(trained, gradients, step, loss_factors)
+    step_of_workers = begin_step(request, batch)
+    loss_factors = factors_of_losses(request, batch, batch.weights, step_of_workers)
+    return _Common(trained, gradients, step_of_workers, loss_factors)
 
 
 @contextlib.contextmanager

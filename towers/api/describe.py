@@ -32,7 +32,7 @@ from towers.optimizers import is_repeatable
 from towers.placement.devices import short_name
 from towers.placement.numerics import describe_xla, rewrite_field
 from towers.placement.session_config import describe_config, needs_config, session_config
-from towers.roles.step_updates import updates_that_write
+from towers.roles.step_updates import writes_for_update_ops
 from towers.roles.variable_roles import OWN, VariableRole
 
 
@@ -90,7 +90,7 @@ def _variables_of_model(recorded: Recorded) -> typing.List[tf.Variable]:
 def _names_without_gradient(tower_set: TowerSet, update: Update) -> typing.List[str]:
     """Names of the variables that are to be trained, and that no loss depends on."""
     with_gradient = operation_names(variable for _, variable in all_pairs(update.gradients))
-    return [variable.op.name for variable in tower_set.roles.trainable
+    return [variable.op.name for variable in tower_set.roles.all_trained
             if variable.op.name not in with_gradient]
 
 
@@ -171,7 +171,7 @@ def _lines_of_variables(variables: typing.List[tf.Variable], tower_set: TowerSet
     request = tower_set.request
     trains = bool(request.training.objectives)
     if trains:  # the variables that this build trains: an `Objective` may leave some out
-        num_trainable = len(tower_set.roles.trainable)
+        num_trainable = len(tower_set.roles.all_trained)
     else:
         num_trainable = len(operation_names(tf.trainable_variables()) & operation_names(variables))
     # A variable without a static shape counts as 0 parameters.
@@ -311,7 +311,7 @@ def _batch_norm(tower_set: TowerSet, num_updates_before: int) -> str:
     if update_ops == 'first':
         # Every tower counts its own examples, so every tower runs the updates that count metrics.
         other_towers = tower_set.towers[1:]
-        num_counting = sum(len(updates_that_write(tower, metric_variables()))
+        num_counting = sum(len(writes_for_update_ops(tower, metric_variables()))
                            for tower in other_towers)
         if num_counting:
             text += ', %d of the other towers that count metrics' % num_counting

@@ -31,8 +31,8 @@ from towers.model.outputs import fetches_of
 from towers.model.request import Request
 from towers.proof.stand_ins import static_size
 from towers.proof.verdict import Question, Writers, verdict_of
-from towers.roles.inline_updates import Write, writes_by, writes_of, writes_to
 from towers.roles.variable_roles import FIRST, OWN, Roles
+from towers.roles.writes import Write, writes_by, writes_of_call, writes_to
 
 
 def equality_line(tower_set: TowerSet, update: Update) -> typing.Optional[str]:
@@ -188,7 +188,7 @@ def _writes_of_step(tower_set: TowerSet) -> typing.List[Write]:
         run -= updates - forward
     if no_updates:  # then tower 0, as every tower, leaves out its inline updates
         run -= tower_set.roles.inline_updates.left_out
-    return writes_by(writes_of(recorded), run)
+    return writes_by(writes_of_call(recorded), run)
 
 
 def _read_by_update(update: Update) -> typing.List[tf.Tensor]:

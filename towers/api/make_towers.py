@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from towers.capture.record import Recorded, put_on_devices, record, with_shared_reads
 from towers.capture.stage_cuts import StageCuts
 from towers.copies.copy import Copies, TowerCopy
+from towers.copies.references_in_loops import check_references_in_loops
 from towers.copies.substitution import Substitution
 from towers.copies.tower_set import TowerSet
 from towers.gradients.backward_pass import Differentiated, TowerGradients
@@ -35,7 +36,7 @@ from towers.reduce.replicas import make_replicas
 from towers.roles.ownership import ownership
 from towers.roles.variable_roles import Roles
 from towers.roles.write_in_turn import write_in_turn
-from towers.roles.write_order import check_references_in_loops, write_after_reads
+from towers.roles.write_order import write_after_reads
 from towers.shards.batch_inputs import UpstreamVariables
 from towers.shards.cut_batch import CutBatch
 from towers.whole_batch.batch_values import is_batch_value
@@ -96,7 +97,7 @@ class _FirstTower(typing.NamedTuple):
       gradients: what differentiates the losses of all towers.
       differentiated: the tower itself, with forward and backward pass.
       values: the weights and factors of the parts.
-      step: the step of the workers of the cluster; None for this machine alone.
+      step_of_workers: the step of the workers of the cluster; None for this machine alone.
     """
 
     call: _FirstCall
@@ -106,7 +107,7 @@ class _FirstTower(typing.NamedTuple):
     gradients: TowerGradients
     differentiated: Differentiated
     values: _ShardValues
-    step: typing.Any
+    step_of_workers: typing.Any
 
     @property
     def fetches(self) -> list:
@@ -114,7 +115,7 @@ class _FirstTower(typing.NamedTuple):
         recorded = self.call.recorded
         gradients = tensors_of(self.differentiated.tower.pairs)
         return (fetches_of(recorded.output) + self.call.optimizer_fetches
-                + self.roles.inline_updates.updates + recorded.updates + gradients)
+                + self.roles.inline_updates.update_ops + recorded.updates + gradients)
 
 
 def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVariables,
@@ -137,17 +138,18 @@ def call_once_and_copy(request: Request, batch: CutBatch, upstream: UpstreamVari
     copies = _copies_of(first, request, batch)
     first_tower = first.differentiated.tower
     # `ownership` turned some of tower 0's writes into updates; copies have none of these.
-    towers = [first_tower._replace(updates=first_tower.updates + roles.inline_updates.updates)]
+    towers = [first_tower._replace(updates=first_tower.updates + roles.inline_updates.update_ops)]
     towers += [copy.tower for copy in copies]
-    exchanged = exchange_values(towers, request, batch, first.step)
+    exchanged = exchange_values(towers, request, batch, first.step_of_workers)
     if copies:
         _give_seeds_of_machine(first, request)
     waits = order_writes(request, towers, roles)
     return TowerSet(
         request=request, batch=batch, towers=towers, recorded=first.call.recorded,
         losses=first.losses, gradients=first.gradients, roles=roles, waits=waits,
-        recomputed=first.differentiated.recomputed, step=first.step, exchanged=exchanged,
-        cuts=first.cuts, slots=first.call.slots, copies=[copy.copy_of for copy in copies],
+        recomputed=first.differentiated.recomputed, step_of_workers=first.step_of_workers,
+        exchanged=exchanged, cuts=first.cuts, slots=first.call.slots,
+        copies=[copy.copy_of for copy in copies],
         how_built=_how_built(request, len(copies)))
 
 
@@ -189,7 +191,8 @@ def begin_step(request: Request, batch: CutBatch) -> typing.Any:
         return request.cluster.begin_step(batch.batch_size, request.training.reduction)
 
 
-def factors_of_losses(request: Request, batch: CutBatch, weights: list, step: typing.Any) -> list:
+def factors_of_losses(request: Request, batch: CutBatch, weights: list,
+                      step_of_workers: typing.Any) -> list:
     """For each part of the batch, what its loss is multiplied with.
 
     The sum of the parts' gradients is then the gradient of the mean loss over the batch of all
@@ -199,12 +202,12 @@ def factors_of_losses(request: Request, batch: CutBatch, weights: list, step: ty
       request: the checked arguments of the build.
       batch: the parts of the batch.
       weights: for each part, its examples over those of this machine's batch.
-      step: the step of the workers of the cluster, which `begin_step` has begun; its `loss_weight`
-        is this machine's part of all batches. None for this machine alone.
+      step_of_workers: the step of the workers of the cluster, which `begin_step` has begun; its
+        `loss_weight` is this machine's part of all batches. None for this machine alone.
     """
     factor_of_batch = request.factor  # 1, or with 'sum' the number of towers
-    if step is not None:
-        factor_of_batch = factor_of_batch * step.loss_weight
+    if step_of_workers is not None:
+        factor_of_batch = factor_of_batch * step_of_workers.loss_weight
     if batch.is_even:
         # Not times 1 / N: with 'sum' the quotient is exactly 1, and 49 * (1 / 49) is not.
         num_parts = len(request.split.parts)
@@ -213,7 +216,7 @@ def factors_of_losses(request: Request, batch: CutBatch, weights: list, step: ty
 
 
 def exchange_values(towers: typing.List[Tower], request: Request, batch: CutBatch,
-                    step: typing.Any) -> typing.List[tf.Tensor]:
+                    step_of_workers: typing.Any) -> typing.List[tf.Tensor]:
     """Gives the towers the values of the whole batch, such as the results of `batch_sum`.
 
     Until then each tower computes with its shard's value in their place.
@@ -222,15 +225,15 @@ def exchange_values(towers: typing.List[Tower], request: Request, batch: CutBatc
       towers: the towers.
       request: the checked arguments of the build.
       batch: the parts of the batch.
-      step: the step of the workers of the cluster, whose towers all take part; None for this
-        machine alone.
+      step_of_workers: the step of the workers of the cluster, whose towers all take part; None
+        for this machine alone.
 
     Returns:
       The exchanged values, see `exchange`.
     """
     workers = None
-    if step is not None:
-        workers = step.workers
+    if step_of_workers is not None:
+        workers = step_of_workers.workers
     return exchange(towers, batch.weights, request.placement.main, workers)
 
 
@@ -259,8 +262,8 @@ def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
     call_weights = _call_weights(request, batch)
     call = _first_call(request, batch, call_weights[0])
     recorded = call.recorded
-    step = begin_step(request, batch)
-    loss_factors = factors_of_losses(request, batch, weights, step)
+    step_of_workers = begin_step(request, batch)
+    loss_factors = factors_of_losses(request, batch, weights, step_of_workers)
     # `ownership` makes the towers' own state on the device of its stage, so stages come first. It
     # takes writes that become updates out of the forward pass, so it comes before `differentiate`.
     cuts = put_on_devices(recorded, request, request.split.parts[0].device)
@@ -276,11 +279,12 @@ def _make_first(request: Request, batch: CutBatch, upstream: UpstreamVariables,
     gradients = TowerGradients(request, batch, upstream, scaled_losses, roles.trained)
     # Besides the losses and gradients, a step runs what an Estimator's model function makes by its
     # own optimizers, and the writes that `ownership` took out of the forward pass.
-    other_fetches = call.optimizer_fetches + roles.inline_updates.updates
+    other_fetches = call.optimizer_fetches + roles.inline_updates.update_ops
     differentiated = gradients.differentiate(
         recorded, losses, index=0, scale=loss_factors[0], other_fetches=other_fetches)
     values = _ShardValues(weights, loss_factors, call_weights)
-    return _FirstTower(call, cuts, roles, losses, gradients, differentiated, values, step)
+    return _FirstTower(call, cuts, roles, losses, gradients, differentiated, values,
+                       step_of_workers)
 
 
 def _call_weights(request: Request, batch: CutBatch) -> list:
@@ -371,7 +375,7 @@ def _copies_of(first: _FirstTower, request: Request, batch: CutBatch) -> typing.
     # A copy has what is reached from the results of the tower. So of the updates, `copied` has only
     # those that every tower is to run.
     copied = differentiated._replace(
-        tower=tower._replace(updates=roles.updates_of_every_tower))
+        tower=tower._replace(updates=roles.update_ops_of_every_tower))
     # What tower 0 alone writes may be computed from a value of the whole batch. Every tower gives
     # its part of this value, so copies compute it, even if they need it for nothing else.
     batch_values = [op for op in differentiated.operations if is_batch_value(op)]

@@ -2,8 +2,8 @@
 
 Its test is tests/api/test_train_ops.py.
 
-Words of other modules used here: a `StepUpdate` is an update of tower 0, with what the other towers
-run for it (`roles/step_updates`).
+Words of other modules used here: a `StepUpdate` is an update op of tower 0, with what the other
+towers run for it (`roles/step_updates`).
 """
 
 import collections
@@ -19,9 +19,10 @@ from towers.roles.step_updates import StepUpdate, all_of_step
 
 
 def updates_of_step(tower_set: TowerSet, updates_before: list) -> typing.List[StepUpdate]:
-    """The updates that run with a step: of the towers, and the `UPDATE_OPS` from before the build.
+    """The update ops that run with a step: of the towers, and the `UPDATE_OPS` from before the
+    build.
 
-    It is for `update_ops` of `'first'` and `'all'`; with `'none'` no update runs.
+    It is for `update_ops` of `'first'` and `'all'`; with `'none'` no update op runs.
 
     Args:
       tower_set: the towers.
@@ -35,24 +36,24 @@ def updates_of_step(tower_set: TowerSet, updates_before: list) -> typing.List[St
             without_others = tower.updates + without_others
     else:
         updates = step_updates.updates_of_step(towers, tower_set.roles)
-    return updates + [StepUpdate(update, of_others=[]) for update in without_others]
+    return updates + [StepUpdate(update_op, of_others=[]) for update_op in without_others]
 
 
 def riding_updates(updates: typing.Iterable[StepUpdate], losses: typing.Dict[str, tf.Tensor],
                    towers: typing.Sequence[Tower]) -> typing.Dict[str, list]:
-    """{name of a loss: the updates that ride on its train op}.
+    """{name of a loss: the update ops that ride on its train op}.
 
-    The updates of a batch norm of the critic, say, ride on the critic's loss. They also ride on the
-    generator's loss, if this loss is computed from the same call of the critic.
+    The update ops of a batch norm of the critic, say, ride on the critic's loss. They also ride on
+    the generator's loss, if this loss is computed from the same call of the critic.
 
-    An update *needs* the operations of towers that it is computed from, and that some loss is also
-    computed from. The update rides on each loss whose computation has all the operations that it
-    needs; where no loss has all of them, on each loss whose computation has some. An update that
+    An update op *needs* the operations of towers that it is computed from, and that some loss is
+    also computed from. It rides on each loss whose computation has all the operations that it
+    needs; where no loss has all of them, on each loss whose computation has some. An update op that
     needs no operation, such as a counter's, rides on every loss. What the other towers run for an
-    update rides where the update rides: also where it is a group, of which they run single writes.
+    update op rides where it rides: also where it is a group, of which they run single writes.
 
     Args:
-      updates: the updates of a step.
+      updates: the update ops of a step.
       losses: {name: loss over the batch}.
       towers: the towers.
     """
@@ -63,9 +64,10 @@ def riding_updates(updates: typing.Iterable[StepUpdate], losses: typing.Dict[str
         riding[name] = []
     computed_for_any = set().union(*computed_for.values())
     for each in updates:
-        # An operation that no loss is computed from, such as the update's own assignment, does not
-        # tell with which loss the update belongs.
-        needed = graph_walk.names_of(graph_walk.step_operations([each.update])) & computed_for_any
+        # An operation that no loss is computed from, such as the assignment of the update op
+        # itself, does not tell with which loss it belongs.
+        run_by_update_op = graph_walk.names_of(graph_walk.step_operations([each.update_op]))
+        needed = run_by_update_op & computed_for_any
         with_all = [name for name in losses if needed <= computed_for[name]]
         with_some = [name for name in losses if needed & computed_for[name]]
         for name in with_all or with_some:

@@ -272,9 +272,9 @@ def _by_optimizers(tower_set: TowerSet, outputs: ModelOutput,
                    combined: typing.Any) -> typing.List[_LossGradients]:
     """The losses, each with the gradients that its optimizer makes of the combined gradients.
 
-    If an optimizer has a `compute_gradients` of its own (to decay the weights, say), this method is
-    called for them: where it takes the gradients of its loss, it gets the combined gradients. For
-    any other optimizer they are the combined gradients, with None for a trained variable that has
+    If an optimizer overrides `compute_gradients` (to decay the weights, say), that method is
+    called. When it asks for the gradients of its loss, it is given the combined gradients. For any
+    other optimizer, the gradients are the combined ones, with None for a trained variable that has
     no gradient.
 
     Args:
@@ -363,7 +363,7 @@ class _Steps:
         for each in losses:
             gradients += each.applied
         riding = self._riding_updates(updates, readers=loss_values + gradients)
-        awaited = loss_values + riding.updates
+        awaited = loss_values + riding.update_ops
         watched_losses = self._watched_losses(losses)
         applied = self._applied(losses, awaited, gradients, watched_losses)
         if riding.redirect is not None:
@@ -399,7 +399,7 @@ class _Steps:
           readers: the losses and gradients of the step, which read the old values of replicas.
 
         Returns:
-          `HeldBack`, whose `updates` are the operations that the optimizers have to wait for.
+          `HeldBack`, whose `update_ops` are the operations that the optimizers have to wait for.
         """
         tower_set = self._tower_set
         riding = updates + follow_updates(tower_set.roles.replicas, updates, after=readers)

@@ -65,7 +65,7 @@ class ClosureTensors:
         self._losses = flat(losses)
         self._gradients = gradients
         self._made: typing.List[tf.Operation] = []  # the operations of the update
-        trained = operation_names(tower_set.roles.trainable)
+        trained = operation_names(tower_set.roles.all_trained)
         # State of single towers, which no update may take. The one tower of a worker may have state
         # that is trained (several towers may not): then the update has to take it.
         self._own_state = [variable for variable in tower_set.roles.own_variables()

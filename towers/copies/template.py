@@ -22,6 +22,7 @@ from towers import compat
 from towers.errors import CloneError
 from towers.gradients.backward_pass import Differentiated
 from towers.gradients.gradient_pairs import gradients_of
+from towers.gradients.tower import name_in_copy
 from towers.graph.edit import colocation_group_of_node, functions_of, producer_name
 from towers.graph.graph_walk import (
     by_name,
@@ -34,9 +35,10 @@ from towers.graph.graph_walk import (
     with_names,
 )
 from towers.graph.op_types import CONTROL_FLOW, PLACEHOLDERS, keeps_state
-from towers.graph.order import awaited_instead
+from towers.graph.order import awaited_without
 from towers.model.objectives import flat
-from towers.roles.inline_updates import InlineUpdates, after_kept_writes
+from towers.roles.inline_updates import InlineUpdates
+from towers.roles.writes import after_kept_writes
 from towers.whole_batch.batch_values import is_batch_value
 
 _BY_NAME = ('Collective', 'Nccl', 'Horovod')
@@ -164,9 +166,9 @@ class _Selection:
         if self._left_out.isdisjoint(awaited_names) and input_names.isdisjoint(self._shared_writes):
             return
         graph = tf.get_default_graph()
-        awaited = awaited_instead(
+        awaited = awaited_without(
             operations_named(graph, awaited_names), self._left_out, self._after_kept)
-        before_shared = awaited_instead(
+        before_shared = awaited_without(
             operations_named(graph, sorted(input_names & set(self._shared_writes))),
             self._not_copied, self._after_copied)
         awaited += with_names(before_shared, self._after_copied)
@@ -247,7 +249,7 @@ def _template_of(nodes: Nodes, operations: typing.Dict[str, tf.Operation],
     graph_def = tf.GraphDef()
     graph_def.versions.CopyFrom(tf.get_default_graph().graph_def_versions)
     template = Template(
-        graph_def=graph_def, names={name: _relative(name, scope) for name in nodes}, inputs={},
+        graph_def=graph_def, names={name: name_in_copy(name, scope) for name in nodes}, inputs={},
         waits={}, colocated={}, leaders=_leaders(nodes, operations),
         devices={name: node.device for name, node in nodes.items()})
     names_of_inputs: typing.Dict[str, str] = {}
@@ -259,19 +261,6 @@ def _template_of(nodes: Nodes, operations: typing.Dict[str, tf.Operation],
     return template
 
 
-def _relative(name: str, scope: str) -> str:
-    """The name of an operation's copy, relative to the copy's scope.
-
-    Args:
-      name: the name of the operation in tower 0.
-      scope: the name scope of tower 0, in which `build_towers` was called; mostly `''`. A model may
-        leave it, by `tf.name_scope(None)`.
-    """
-    if name.startswith(scope):
-        return name[len(scope):]
-    return 'outside/' + name
-
-
 def _add_node(template: Template, node: tf.NodeDef, op: tf.Operation,
               names_of_inputs: typing.Dict[str, str]) -> None:
     """Adds an operation of tower 0 to a template.
@@ -279,7 +268,7 @@ def _add_node(template: Template, node: tf.NodeDef, op: tf.Operation,
     Args:
       template: the template.
       node: the `NodeDef` of the operation; it may wait for other operations than `op` does, see
-        `_pass_over_left_out`.
+        `_pass_over_not_copied`.
       op: the operation.
       names_of_inputs: {name of a tensor from outside: its name in the template}, which is added to.
     """

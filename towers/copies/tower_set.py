@@ -37,8 +37,8 @@ class TowerSet(typing.NamedTuple):
       waits: the control edges by which the towers write shared variables in the right order.
       recomputed: what the backward pass of tower 0 recomputes: a `Recomputed` for each loss.
       how_built: the plan's line about calls and copies.
-      step: what all workers of a cluster share in a step, which `Cluster.begin_step` gives; None
-        for this machine alone.
+      step_of_workers: the step that the workers of a cluster make together (`StepOfWorkers`),
+        which `Cluster.begin_step` gives; None for this machine alone.
       exchanged: the values of the whole batch that `exchange` has made.
       cuts: how the model was cut into stages; None where it was not.
       slots: the variables that the model function's own optimizers have made.
@@ -54,7 +54,7 @@ class TowerSet(typing.NamedTuple):
     waits: typing.List[Wait]
     recomputed: typing.List[Recomputed]
     how_built: str
-    step: typing.Any
+    step_of_workers: typing.Any
     exchanged: typing.List[tf.Tensor]
     cuts: typing.Optional[StageCuts] = None
     slots: typing.Sequence[tf.Variable] = ()

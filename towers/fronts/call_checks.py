@@ -15,7 +15,7 @@ from towers.errors import GradientError
 from towers.graph import graph_walk
 from towers.graph.variable_access import Writes
 from towers.optimizers import OPTIMIZER_UPDATES
-from towers.roles.ownership import GRADIENTS_SCOPE
+from towers.roles.inner_training import GRADIENTS_SCOPE
 
 # The types of the operations that take the mean of the gradients out of TF 1's
 # `ConditionalAccumulator`, which is no variable, end like this.

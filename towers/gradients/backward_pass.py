@@ -368,7 +368,7 @@ def _give_seeds(request: Request, forward: list, backward: list, fetches: list,
       The `Keys` of the new seeds.
     """
     step = request.random_step  # None without `stateless_random`
-    is_copied = request.parts_a_call > 1  # the other parts get copies of this part
+    is_copied = request.num_parts_of_call > 1  # the other parts get copies of this part
     is_of_first_machine = request.split.parts_before == 0
     # With copies='reuse', the model function is called for each tower. On one machine the program's
     # seeds then stay, as in a hand-written loop that calls the model function for each tower.

@@ -9,8 +9,21 @@ from towers.model.objectives import all_pairs
 from towers.placement.tower_device import stages_of
 
 
+def name_in_copy(name: str, scope: str) -> str:
+    """The name of an operation of tower 0 in a copy, without the scope of the copy.
+
+    Args:
+      name: the name of the operation in tower 0.
+      scope: the name scope of tower 0, in which `build_towers` was called; mostly `''`. A model may
+        leave it, by `tf.name_scope(None)`.
+    """
+    if name.startswith(scope):
+        return name[len(scope):]
+    return 'outside/' + name
+
+
 class Tower(typing.NamedTuple):
-    """The model on one device.
+    """The model on one device; with accumulation, one micro-batch of it.
 
     In a build with several losses, `loss`, `data_loss`, `gradients` and `of_shard` are dicts
     by the name of the loss.

@@ -171,7 +171,7 @@ def _has_value_if_not_taken(branch: compat.BranchAround) -> tf.Tensor:
     return tf.identity(outputs[other_value])
 
 
-def awaited_instead(control_inputs: typing.Sequence[tf.Operation],
+def awaited_without(control_inputs: typing.Sequence[tf.Operation],
                    left_out: typing.Container[str],
                    after_kept: typing.Container[str] = ()) -> typing.List[tf.Operation]:
     """Finds what an operation is to wait for, if some of the operations that it waits for are left

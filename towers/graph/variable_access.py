@@ -293,7 +293,7 @@ def branches_not_running(op: tf.Operation) -> typing.Set[Branch]:
     """Set of the branches (v1) that do not run in a step in which an operation runs: for each
     `tf.cond` around the operation, the branch that the operation is not in."""
     not_running: typing.Set[Branch] = set()
-    is_in_loop = not compat.in_branches_alone(op)
+    is_in_loop = compat.in_loop(op)
     if is_in_loop:
         return not_running  # empty: each iteration may take another branch
     for around in compat.branches_around(op):

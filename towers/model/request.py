@@ -50,7 +50,7 @@ class Request(typing.NamedTuple):
         return 1. if self.training.reduction == 'mean' else float(len(self.devices))
 
     @property
-    def parts_a_call(self) -> int:
+    def num_parts_of_call(self) -> int:
         """The number of parts of the batch that are made from one call of the model function."""
         if self.call.copies == 'clone':
             return len(self.split.parts)

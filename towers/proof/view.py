@@ -302,7 +302,7 @@ class View:
         """Whether the operation of a name is in a loop of control flow v1 of the program. The
         program's operation tells, since an import keeps no contexts."""
         original = self._program.get(name)
-        return original is not None and not compat.in_branches_alone(original)
+        return original is not None and compat.in_loop(original)
 
     def is_stateful(self, op: tf.Operation) -> bool:
         """Whether operations of this type keep values from run to run, or draw random numbers.

@@ -1,12 +1,11 @@
-"""Inline updates: writes of shared variables in the forward pass. One tower writes, as on one
-device.
+"""Inline updates: writes of shared variables in the forward pass, and which tower makes them.
 
 Batch norm with `updates_collections=None` writes its moving averages in the forward pass: the loss
 waits for these writes. What becomes of a write depends on the build:
 
-    update_ops='first'   the first tower writes. The other towers leave the write out, as they leave
-                         out their `UPDATE_OPS`. If the new value is used (a counter of steps), they
-                         use the value that the first tower has written
+    update_ops='first'   the first tower writes, as on one device. The other towers leave the write
+                         out, as they leave out their `UPDATE_OPS`. If the new value is used (a
+                         counter of steps), they use the value that the first tower has written
     update_ops='all'     every tower writes, one after the other: see `write_in_turn`
     update_ops='none'    no tower writes. If the new value is used, the first tower writes and all
                          towers use its value, as with 'first'
@@ -15,84 +14,31 @@ On synchronous parameter servers all workers share the variables: worker 0, the 
 its first tower, and the other workers leave the write out.
 
 A write by an update op is treated alike if other towers would make it as well: what every tower
-runs may wait for it, such as an update that stores rows of each example, or a tower's part of a sum
-over all towers.
+runs may wait for it, such as an update op that stores rows of each example, the update_op of a
+metric, or a tower's part of a sum over all towers.
 
-With accumulation the first tower's write becomes one of its updates. A later micro-batch reads the
-variable when the gradients of the first micro-batch are there, and the write waits for all reads.
-If the gradients waited for the write, they would wait for themselves.
+With accumulation the first tower's write becomes one of its update ops. In the forward pass it
+would close a circle: the gradients of the first micro-batch wait for the write; the write waits for
+all reads, those of later micro-batches among them; and a later micro-batch begins when the
+gradients of the first are there.
+
+Its test is `tests/roles/test_inline_updates.py`.
 """
 
-import collections
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.capture.record import Recorded
 from towers.errors import SharedVariableError
 from towers.graph.function_variables import without_writes
-from towers.graph.graph_walk import (
-    ancestors,
-    by_name,
-    is_random,
-    names_of,
-    operation_names,
-    operation_of,
-    producers_of,
-    reachable_from,
-    without_names,
-)
+from towers.graph.graph_walk import ancestors, names_of, operation_names
 from towers.graph.op_types import CONTROL_FLOW_V2
-from towers.graph.order import awaited_instead, end_of_branches
-from towers.graph.variable_access import Writes, initializers, variable_taken
-from towers.graph.waits import Precedence
+from towers.graph.order import awaited_without, end_of_branches
+from towers.graph.variable_access import Writes, variable_taken
 from towers.model.request import Request
-
-
-class Write(typing.NamedTuple):
-    """An operation that writes variables."""
-    op: tf.Operation
-    variables: typing.List[str]  # their names
-
-
-def writes_by(writes: typing.Iterable[Write], names: typing.Container[str]) -> typing.List[Write]:
-    """List of the writes by operations of these names."""
-    return [write for write in writes if write.op.name in names]
-
-
-def writes_not_by(writes: typing.Iterable[Write],
-                  names: typing.Container[str]) -> typing.List[Write]:
-    """List of the writes whose operations have none of these names."""
-    return [write for write in writes if write.op.name not in names]
-
-
-def writes_to(writes: typing.Iterable[Write], variables: typing.Set[str]) -> typing.List[Write]:
-    """List of the writes of any variable of these names."""
-    return [write for write in writes if not variables.isdisjoint(write.variables)]
-
-
-def writes_of(recorded: Recorded) -> typing.List[Write]:
-    """List of the writes of a call of the model function.
-
-    Initial values are left out, since they are no writes of a step: neither the graph's
-    initializers, nor the operations that belong to the variables of the call (`recorded.owned`).
-    The state of random generators is left out, since each tower draws for itself.
-    """
-    left_out = initializers() | recorded.owned
-    writes = writes_among(without_names(recorded.operations, left_out))
-    return [write for write in writes if not is_random(write.op)]
-
-
-def writes_among(operations: typing.Iterable[tf.Operation]) -> typing.List[Write]:
-    """List of the writes of variables among operations."""
-    finder = Writes(tf.get_default_graph())
-    writes = []
-    for op in operations:
-        variables = finder.written_by(op)
-        if variables:
-            writes.append(Write(op, variables))
-    return writes
+from towers.roles.used_writes import used_writes
+from towers.roles.writes import Write, after_kept_writes, writes_by, writes_not_by
 
 
 class SharedWrites(typing.NamedTuple):
@@ -100,11 +46,11 @@ class SharedWrites(typing.NamedTuple):
 
     Attributes:
       forward: the writes of the forward pass.
-      updates: writes of update ops that the other towers would make as well, since what every tower
-        runs waits for them or uses what they write.
+      update_ops: writes of update ops that the other towers would make as well, since what every
+        tower runs waits for them or uses what they write.
     """
     forward: typing.List[Write]
-    updates: typing.List[Write]
+    update_ops: typing.List[Write]
 
 
 class InlineUpdates(typing.NamedTuple):
@@ -115,21 +61,22 @@ class InlineUpdates(typing.NamedTuple):
       shared: names of the first tower's writes whose value all towers use, so that the copies have
         no such write of their own.
       in_functions: {name of an operation of the first tower that writes in a function: the
-        positions, from the last (-1), of the variables that its copies do not write}.
-      updates: list of the first tower's operations that its step has to run as updates, since its
-        forward pass does not wait for them any more.
+        positions, among its inputs and counted from the last (-1), of the variables that its copies
+        do not write}.
+      update_ops: list of the first tower's operations that its step has to run as update ops, since
+        its forward pass does not wait for them any more.
     """
     left_out: typing.AbstractSet[str] = frozenset()
     shared: typing.AbstractSet[str] = frozenset()
     in_functions: typing.Dict[str, typing.List[int]] = {}
-    updates: typing.List[tf.Operation] = []
+    update_ops: typing.List[tf.Operation] = []
 
 
 def inline_updates(writes: SharedWrites, operations: typing.Sequence[tf.Operation],
                    fetches: list, request: Request,
                    replicated: typing.AbstractSet[str] = frozenset()) -> InlineUpdates:
     """Decides which of the first tower's writes the other towers leave out, and which value they
-    share; takes the writes that become updates out of the first tower's forward pass.
+    share; takes the writes that become update ops out of the first tower's forward pass.
 
     It comes before gradients are taken: the backward pass then follows the changed forward pass.
 
@@ -143,20 +90,22 @@ def inline_updates(writes: SharedWrites, operations: typing.Sequence[tf.Operatio
     Raises:
       SharedVariableError: a write that cannot be left to the first tower.
     """
-    all_writes = writes.forward + writes.updates
+    all_writes = writes.forward + writes.update_ops
     if not all_writes or _writes_stay(request):
         return InlineUpdates()
     update_ops = request.training.update_ops
     if update_ops == 'none':
-        used = _used_writes(all_writes, fetches, operations)
+        used = used_writes(all_writes, fetches, operations)
         _check_replicated(writes_by(all_writes, used), replicated)  # nothing runs the other writes
         return _written_by_none(all_writes, used, operations)
+    # Replicas get new values from update ops alone (`follow_updates`). So a write in the forward
+    # pass is refused, whether its value is used or not.
     _check_replicated(writes.forward, replicated)
     if update_ops == 'all':
         return InlineUpdates()  # every tower has its writes: there is nothing to leave out
-    used = _used_writes(all_writes, fetches, operations)
-    # The replicas follow what an update writes, but only when the step is done.
-    _check_replicated(writes_by(writes.updates, used), replicated)
+    used = used_writes(all_writes, fetches, operations)
+    # The replicas follow what an update op writes, but only when the step is done.
+    _check_replicated(writes_by(writes.update_ops, used), replicated)
     if _do_workers_share_variables(request):
         return _written_by_chief(writes, used, operations, fetches, request)
     return _written_by_first(writes, used, operations, fetches, request)
@@ -173,9 +122,10 @@ def _written_by_none(writes: typing.Sequence[Write], used: typing.Set[str],
     The first tower makes the writes whose value is used, and all towers share this value.
 
     Args:
-      writes: the writes of shared variables by the first tower's forward pass.
+      writes: the writes of shared variables that the first tower's forward pass and the update_ops
+        of its metrics run.
       used: names of the writes whose new value is used.
-      operations: all operations of this forward pass.
+      operations: all operations of the call of the model function.
     """
     # Two kinds of writes are refused. A write in a function: only copies can call the function
     # without its write, and tower 0 would write. A used write in a loop or a branch of tower 0: no
@@ -200,24 +150,25 @@ def _written_by_first(writes: SharedWrites, used: typing.Set[str],
       request: `Request` of the build.
     """
     finder = Writes(tf.get_default_graph())
-    all_writes = writes.forward + writes.updates
-    # The copies call the functions without these writes; tower 0 calls them as they are. What reads
-    # the variable after its own tower's call does not wait for that of tower 0.
-    read_later = _used_writes(all_writes, fetches, operations, counts_results=False)
-    in_functions = _removable_in_functions(writes_not_by(all_writes, read_later), finder)
+    all_writes = writes.forward + writes.update_ops
+    # Tower 0 calls a function that writes as it is, and a copy calls it without its writes; but not
+    # if the variable is read after the call. A copy's read would wait for the copy's own call,
+    # which writes nothing, and not for tower 0's. `_check_can_be_left` refuses such a write.
+    read_after_write = used_writes(all_writes, fetches, operations, counts_results=False)
+    in_functions = _removable_in_functions(writes_not_by(all_writes, read_after_write), finder)
     in_forward = writes_not_by(writes.forward, in_functions)
-    in_updates = writes_not_by(writes.updates, in_functions)
-    _check_can_be_left(in_forward + in_updates, used, finder)
+    in_update_ops = writes_not_by(writes.update_ops, in_functions)
+    _check_can_be_left(in_forward + in_update_ops, used, finder)
     unused_in_forward = _unused(in_forward, used)
-    updates: typing.List[tf.Operation] = []
+    update_ops: typing.List[tf.Operation] = []
     if request.split.accumulate > 1:
-        updates = _turned_into_updates(unused_in_forward, operations)
-    left_out = names_of(unused_in_forward + _unused(in_updates, used))
+        update_ops = _turned_into_update_ops(unused_in_forward, operations)
+    left_out = names_of(unused_in_forward + _unused(in_update_ops, used))
     # A copy shares no result of a call that writes in a function: the copy makes a call of its own
     # and takes what that returns.
     shared = used - in_functions.keys()
     return InlineUpdates(left_out=left_out, shared=shared, in_functions=in_functions,
-                         updates=updates)
+                         update_ops=update_ops)
 
 
 def _written_by_chief(writes: SharedWrites, used: typing.Set[str],
@@ -227,22 +178,21 @@ def _written_by_chief(writes: SharedWrites, used: typing.Set[str],
     the first tower of the chief writes, and the chief is another process for all other workers.
 
     Args:
-      writes, used, operations, request: see `_written_by_first`.
-      fetches: what a step runs in every tower.
+      writes, used, operations, fetches, request: see `_written_by_first`.
     """
     # Writes in functions are refused here. A copy can call a function without its writes; but the
     # first tower of another worker is no copy, and would write.
-    _check_can_be_left(writes.forward + writes.updates, used, Writes(tf.get_default_graph()))
+    _check_can_be_left(writes.forward + writes.update_ops, used, Writes(tf.get_default_graph()))
     _check_served(writes.forward, fetches)
     unused_in_forward = _unused(writes.forward, used)
-    updates: typing.List[tf.Operation] = []
+    update_ops: typing.List[tf.Operation] = []
     is_chief = request.served_rank == 0
     if not is_chief:
         _unhook(operations, unused_in_forward)  # this worker does not write
     elif request.split.accumulate > 1:
-        updates = _turned_into_updates(unused_in_forward, operations)
-    left_out = names_of(unused_in_forward + _unused(writes.updates, used))
-    return InlineUpdates(left_out=left_out, shared=used, updates=updates)
+        update_ops = _turned_into_update_ops(unused_in_forward, operations)
+    left_out = names_of(unused_in_forward + _unused(writes.update_ops, used))
+    return InlineUpdates(left_out=left_out, shared=used, update_ops=update_ops)
 
 
 def _unused(writes: typing.Iterable[Write],
@@ -255,14 +205,15 @@ def _writes_stay(request: Request) -> bool:
     """Whether the forward pass keeps its writes as they are, in the build of a `Request`: if no
     other tower is made from it, no other worker writes the variables, and `update_ops` is not
     `'none'`."""
-    has_no_copies = request.parts_a_call == 1
+    has_no_copies = request.num_parts_of_call == 1
     writes_alone = has_no_copies and not _do_workers_share_variables(request)
     return writes_alone and request.training.update_ops != 'none'
 
 
-def _turned_into_updates(unused: typing.Sequence[tf.Operation],
-                         operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operation]:
-    """Takes writes out of the forward pass of the first tower, which is to run them as updates.
+def _turned_into_update_ops(
+        unused: typing.Sequence[tf.Operation],
+        operations: typing.Sequence[tf.Operation]) -> typing.List[tf.Operation]:
+    """Takes writes out of the forward pass of the first tower, which is to run them as update ops.
     Accumulation needs this; the module's docstring has the reason.
 
     Args:
@@ -270,16 +221,16 @@ def _turned_into_updates(unused: typing.Sequence[tf.Operation],
       operations: all operations of this forward pass.
 
     Returns:
-      List of the operations that the tower is to run as updates.
+      List of the operations that the tower is to run as update ops.
     """
     # Writes in loops stay in the forward pass: TensorFlow lets no operation outside of a loop wait
     # for an operation inside.
-    outside_of_loops = list(filter(compat.in_branches_alone, unused))
-    # An update in a branch would not run if the branch is not taken; the end of the branch always
-    # runs.
-    updates = list(map(end_of_branches, outside_of_loops))
+    outside_of_loops = [op for op in unused if not compat.in_loop(op)]
+    # An update op in a branch would not run if the branch is not taken; the end of the branch
+    # always runs.
+    update_ops = list(map(end_of_branches, outside_of_loops))
     _unhook(operations, outside_of_loops)
-    return updates
+    return update_ops
 
 
 def _removable_in_functions(writes: typing.Iterable[Write],
@@ -293,12 +244,12 @@ def _removable_in_functions(writes: typing.Iterable[Write],
         if not finder.calls_functions(write.op) or is_loop:
             continue
         positions = _positions_of_variables(write)
-        if _do_without_writes(finder.functions(write.op), positions):
+        if _can_do_without_writes(finder.functions(write.op), positions):
             in_functions[write.op.name] = positions
     return in_functions
 
 
-def _do_without_writes(functions: typing.Iterable, positions: typing.List[int]) -> bool:
+def _can_do_without_writes(functions: typing.Iterable, positions: typing.List[int]) -> bool:
     """Whether each function can be copied without its writes of variables, see `without_writes`.
 
     Args:
@@ -323,18 +274,30 @@ def _positions_of_variables(write: Write) -> typing.List[int]:
     return positions
 
 
+def _unhook(operations: typing.Sequence[tf.Operation],
+            writes: typing.Iterable[tf.Operation]) -> None:
+    """Removes all waits of the operations for the writes, so that nothing runs the writes. What
+    waited for a write then waits for what the write waits for, and for what computes the written
+    value after another write, one that stays: see `awaited_without`."""
+    names = names_of(writes)
+    after_kept = after_kept_writes(operations, left_out=names)
+    for op in operations:
+        if not names.isdisjoint(names_of(op.control_inputs)):
+            compat.set_control_inputs(op, awaited_without(op.control_inputs, names, after_kept))
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
-class _Place(typing.NamedTuple):
+class _RefusedPlace(typing.NamedTuple):
     """Where a write is that cannot be left to the first tower, for the text of the error."""
     where: str
     or_else: str = ''  # what else a program can do there
 
 
-_CONTROL_FLOW_V2_PLACE = _Place('within a branch or a loop of control flow v2',
-                                ', or call tf.disable_control_flow_v2()')
-_FUNCTION_PLACE = _Place('within a function (tf.function, Defun)')
-_USED_IN_CONTROL_FLOW_PLACE = _Place(
+_CONTROL_FLOW_V2_PLACE = _RefusedPlace('within a branch or a loop of control flow v2',
+                                       ', or call tf.disable_control_flow_v2()')
+_FUNCTION_PLACE = _RefusedPlace('within a function (tf.function, Defun)')
+_USED_IN_CONTROL_FLOW_PLACE = _RefusedPlace(
     'within a branch or a loop, and uses what it has written there')
 
 
@@ -361,7 +324,7 @@ def _check_can_be_left(writes: typing.Iterable[Write], used: typing.Container[st
 
 
 def _refused_place(op: tf.Operation, used: typing.Container[str],
-                   finder: Writes) -> typing.Optional[_Place]:
+                   finder: Writes) -> typing.Optional[_RefusedPlace]:
     """Where an operation writes, if a write there cannot be left to the first tower; else None.
 
     Args:
@@ -400,7 +363,7 @@ def _check_served(writes: typing.Iterable[Write], fetches: list) -> None:
       fetches: what a step fetches, for which variables are read.
     """
     served = operation_names(tf.global_variables())  # local variables are each worker's own
-    # A fetched operation gives no value, so it uses none of a variable.
+    # Of a fetched operation nobody takes a value: what it reads is used by none.
     read = ancestors([fetch for fetch in fetches if isinstance(fetch, tf.Tensor)])
     served_and_read = served & read
     for write in writes:
@@ -411,136 +374,3 @@ def _check_served(writes: typing.Iterable[Write], fetches: list) -> None:
                     'parameter servers all workers have this variable, and each would write it, or '
                     'read it before or after the chief has: put the update into the collection '
                     'UPDATE_OPS, or use a ring.' % (name, write.op.name))
-
-
-# ---- written values that are used ----------------------------------------------------------------
-
-def _used_writes(writes: typing.Sequence[Write], fetches: list,
-                 operations: typing.Sequence[tf.Operation],
-                 counts_results: bool = True) -> typing.Set[str]:
-    """Set of the names of the writes whose new value the fetches are computed from.
-
-    A control edge from a write does not use its value; a read of the variable that waits for the
-    write does.
-
-    Args:
-      writes: the writes.
-      fetches: what a step runs in every tower.
-      operations: all operations of the call of the model function.
-      counts_results: whether the result of a write also counts as its new value; else only reads of
-        the variable after the write do.
-    """
-    values = _WrittenValues(writes, counts_results)
-    used: typing.Set[str] = set()
-    while True:
-        # A used write is kept, so that more operations wait for kept writes, and a further write
-        # may be found to be used.
-        after_kept = after_kept_writes(operations, left_out=values.write_ops.keys() - used)
-        found = _found_used(values, fetches, used, after_kept)
-        if found == used:
-            return used
-        used = found
-
-
-def _found_used(values: '_WrittenValues', fetches: list, known: typing.Set[str],
-                after_kept: typing.Container[str]) -> typing.Set[str]:
-    """The names of used writes that a walk from the fetches finds, and the known ones.
-
-    Args:
-      values: tells which writes an operation takes the new value of.
-      fetches: what a step runs in every tower.
-      known: names of writes that are known to be used.
-      after_kept: names of the operations that wait for a write which is not left out.
-    """
-    to_visit = list(map(operation_of, fetches))
-    used = known | values.results_among(to_visit)
-    seen = set()
-    while to_visit:
-        op = to_visit.pop()
-        if op.name in seen:
-            continue
-        seen.add(op.name)
-        used_by_op = values.used_by(op)
-        used |= used_by_op
-        used_writes = [values.write_ops[name] for name in used_by_op]
-        # A write that is only waited for will be left out, and what waits for it will wait for what
-        # the write waits for. So the walk goes on at what the write waits for, not at the write.
-        unused = values.write_ops.keys() - used
-        awaited_without_unused = awaited_instead(op.control_inputs, unused, after_kept)
-        to_visit += producers_of(op) + used_writes + awaited_without_unused
-    return used
-
-
-class _WrittenValues:
-    """Tells which writes an operation takes the new value of.
-
-    Attributes:
-      write_ops: {name of an operation that writes: the operation}.
-    """
-
-    def __init__(self, writes: typing.Sequence[Write], counts_results: bool = True):
-        """
-        Args:
-          writes: all writes.
-          counts_results: whether the result of a write counts as its new value.
-        """
-        self._counts_results = counts_results
-        self.write_ops: typing.Dict[str, tf.Operation] = by_name(write.op for write in writes)
-        self._writes_by_reader = _writes_by_reader(writes)
-        self._order = Precedence(list(self.write_ops.values()))
-
-    def results_among(self, operations: typing.Iterable[tf.Operation]) -> typing.Set[str]:
-        """Set of the names of the writes among operations whose results are taken."""
-        if not self._counts_results:
-            return set()
-        return names_of(operations) & self.write_ops.keys()
-
-    def used_by(self, op: tf.Operation) -> typing.Set[str]:
-        """Set of the names of the writes whose new value an operation takes: as the result of the
-        write, or by reading the variable after the write."""
-        used = self.results_among(producers_of(op))
-        for name in self._writes_by_reader.get(op.name, ()):
-            is_itself = name == op.name  # a write itself takes its variable
-            if not is_itself and self._order.waits_for(op, self.write_ops[name]):
-                used.add(name)
-        return used
-
-
-def _writes_by_reader(
-        writes: typing.Iterable[Write]) -> typing.Dict[str, typing.Set[str]]:
-    """{name of an operation that reads a variable: names of the writes of this variable}."""
-    graph = tf.get_default_graph()
-    finder = Writes(graph)
-    found = collections.defaultdict(set)
-    for write in writes:
-        for name in write.variables:
-            variable = graph.get_operation_by_name(name)
-            takers = finder.takers(variable)
-            # An operation that takes the memory of a reference variable from an `Identity` also
-            # reads the variable. If the write is in one branch of a `tf.cond`, an operation in the
-            # other branch never runs in a step of the write, and does not count.
-            readers_of_memory = finder.readers(variable, write=write.op)
-            for reader in takers + readers_of_memory:
-                found[reader.name].add(write.op.name)
-    return found
-
-
-def _unhook(operations: typing.Sequence[tf.Operation],
-            writes: typing.Iterable[tf.Operation]) -> None:
-    """Removes all waits of the operations for the writes, so that nothing runs the writes. What
-    waited for a write then waits for what the write waits for."""
-    names = names_of(writes)
-    after_kept = after_kept_writes(operations, left_out=names)
-    for op in operations:
-        if not names.isdisjoint(names_of(op.control_inputs)):
-            compat.set_control_inputs(op, awaited_instead(op.control_inputs, names, after_kept))
-
-
-def after_kept_writes(operations: typing.Sequence[tf.Operation],
-                      left_out: typing.Container[str]) -> typing.Set[str]:
-    """Set of the names of the operations that wait for a write, or are one, without the writes that
-    have a name in `left_out`."""
-    kept = [write.op for write in writes_not_by(writes_among(operations), left_out)]
-    if not kept:
-        return set()
-    return reachable_from(kept, operations, control=True)

@@ -11,8 +11,8 @@ so that a batch adds the same to the counter as on one device, if the addition i
 examples. A shard without an example, which holds a copy of one, adds nothing. If a metric writes
 its counters in another way than adding, a step in which a shard has no example fails.
 
-A tower takes the counters of a metric when the tower before has updated them, since an update may
-depend on a counter's value (a running maximum, a covariance, a list that grows).
+A tower takes the counters of a metric when the tower before has written them, since an update_op
+may depend on a counter's value (a running maximum, a covariance, a list that grows).
 """
 
 import collections
@@ -52,7 +52,7 @@ def join_counters(towers: typing.Sequence[Tower], weights: typing.Sequence[Weigh
                   roles: Roles) -> typing.List[Wait]:
     """Makes the counters of metrics, and other counts, count the whole batch over all towers.
 
-    From then on a tower updates the counters of metrics when the tower before it has updated them;
+    From then on a tower writes the counters of metrics when the tower before it has written them;
     `write_after_reads` orders the other counts: the variables with the role `EVERY`.
 
     Args:
@@ -134,14 +134,14 @@ class _Addition(typing.NamedTuple):
 
 
 class _CounterWrites(typing.NamedTuple):
-    """How the update of one tower writes the counters of a metric.
+    """How the update_op of one tower writes the counters of a metric.
 
     Attributes:
-      update: the metric's update_op.
+      update_op: the metric's update_op.
       additions: {name of a counter: the operations that add to it}.
       others: the operations that write a counter in another way.
     """
-    update: typing.Any
+    update_op: typing.Any
     additions: typing.Dict[str, typing.List[_Addition]]
     others: typing.List[tf.Operation]
 
@@ -149,7 +149,7 @@ class _CounterWrites(typing.NamedTuple):
 def _weigh_metrics(towers: typing.Sequence[Tower], weights: typing.Sequence[Weight],
                    counters: typing.Set[str], finder: Writes) -> None:
     """Makes the metrics of towers of different weights count as one device does: those that the
-    model function returns, and those whose update_ops are among its updates.
+    model function returns, and those whose update_ops are among its update ops.
 
     Args:
       towers: the towers.
@@ -163,24 +163,24 @@ def _weigh_metrics(towers: typing.Sequence[Tower], weights: typing.Sequence[Weig
         is_pair = isinstance(metric_of_tower_0, (tuple, list))
         if is_pair:  # a scalar counts nothing
             value, _ = metric_of_tower_0
-            updates = [metrics[name][1] for metrics in metrics_of_towers]
-            _weigh_metric(updates, weights, counters & _names_upstream(value), finder, weighed)
-    updates_of_towers = [_counting_updates(tower, counters, finder) for tower in towers]
-    for same_update in zip(*updates_of_towers):
-        for counters_of_metric in _counters_by_metric(same_update[0], counters):
-            _weigh_metric(same_update, weights, counters_of_metric, finder, weighed)
+            update_ops = [metrics[name][1] for metrics in metrics_of_towers]
+            _weigh_metric(update_ops, weights, counters & _names_upstream(value), finder, weighed)
+    update_ops_of_towers = [_counting_update_ops(tower, counters, finder) for tower in towers]
+    for same_update_op in zip(*update_ops_of_towers):
+        for counters_of_metric in _counters_by_metric(same_update_op[0], counters):
+            _weigh_metric(same_update_op, weights, counters_of_metric, finder, weighed)
 
 
-def _counters_by_metric(update: typing.Any,
+def _counters_by_metric(update_op: typing.Any,
                         counters: typing.Set[str]) -> typing.List[typing.Set[str]]:
-    """The sets of counters that an update puts together into one value, as `tf.metrics.mean` does
-    with a sum and a count. A counter by itself is in no set.
+    """The sets of counters that an update op puts together into one value, as `tf.metrics.mean`
+    does with a sum and a count. A counter by itself is in no set.
 
     Args:
-      update: an update op, which may be a group of the update_ops of several metrics.
+      update_op: an update op, which may be a group of the update_ops of several metrics.
       counters: names of the counters of all metrics.
     """
-    operations = step_operations([update])
+    operations = step_operations([update_op])
     counters_of_op = collections.defaultdict(set)  # {name of an operation: counters before it}
     for counter in sorted(counters):
         variable = tf.get_default_graph().get_operation_by_name(counter)
@@ -199,21 +199,21 @@ def _counters_by_metric(update: typing.Any,
     return sets
 
 
-def _weigh_metric(updates: typing.Sequence, weights: typing.Sequence[Weight],
+def _weigh_metric(update_ops: typing.Sequence, weights: typing.Sequence[Weight],
                   counters: typing.Set[str], finder: Writes, weighed: typing.Set[str]) -> None:
     """Makes a metric of towers of different weights count as one device does.
 
-    If it counts calls, and not examples, what each tower adds is weighted. If a tower's update
+    If it counts calls, and not examples, what each tower adds is weighted. If a tower's update_op
     writes counters in another way than adding to them, it fails when the tower has no example.
 
     Args:
-      updates: the update_op of each tower.
+      update_ops: the update_op of each tower.
       weights: the weights of the towers.
       counters: names of the counters of the metric.
       finder: finds the writes of the graph.
       weighed: names of the operations whose addition has its weight already; is added to.
     """
-    writes_of_towers = [_counter_writes(update, counters, finder) for update in updates]
+    writes_of_towers = [_counter_writes(update_op, counters, finder) for update_op in update_ops]
     counts_calls = _counts_calls(writes_of_towers)
     for writes, weight in zip(writes_of_towers, weights):
         _make_fail_without_example(writes, weight)
@@ -222,10 +222,10 @@ def _weigh_metric(updates: typing.Sequence, weights: typing.Sequence[Weight],
 
 
 def _weigh_additions(writes: _CounterWrites, weight: Weight, weighed: typing.Set[str]) -> None:
-    """Multiplies what the update of one tower adds to the counters of a metric by a weight.
+    """Multiplies what the update_op of one tower adds to the counters of a metric by a weight.
 
     Args:
-      writes: the writes of the update.
+      writes: the writes of the update_op.
       weight: the weight of the tower.
       weighed: names of the operations whose addition has its weight already; is added to.
     """
@@ -252,17 +252,17 @@ def _names_upstream(value: typing.Any) -> typing.Set[str]:
     return set()
 
 
-def _counter_writes(update: typing.Any, counters: typing.Set[str],
+def _counter_writes(update_op: typing.Any, counters: typing.Set[str],
                     finder: Writes) -> _CounterWrites:
-    """Finds the writes by which the update of one tower changes counters.
+    """Finds the writes by which the update_op of one tower changes counters.
 
     Args:
-      update: the metric's update_op.
+      update_op: the metric's update_op.
       counters: names of the counters.
       finder: finds the writes of the graph.
     """
-    writes = _CounterWrites(update, additions=collections.defaultdict(list), others=[])
-    for op in step_operations([update]):
+    writes = _CounterWrites(update_op, additions=collections.defaultdict(list), others=[])
+    for op in step_operations([update_op]):
         position = _position_of_addition(op)
         for counter in counters.intersection(finder.written_by(op)):
             if position is None:
@@ -300,11 +300,11 @@ def _add_one_constant(additions_of_towers: typing.Sequence[typing.List[_Addition
 
 
 def _make_fail_without_example(writes: _CounterWrites, weight: Weight) -> None:
-    """Makes the update of a metric that writes counters in another way than adding to them fail in
-    a tower without an example: it would count padding.
+    """Makes the update_op of a metric that writes counters in another way than adding to them fail
+    in a tower without an example: it would count padding.
 
     Args:
-      writes: the writes of the update.
+      writes: the writes of the update_op.
       weight: the tower's weight.
     """
     is_same_in_each_step = not isinstance(weight, tf.Tensor)
@@ -313,22 +313,22 @@ def _make_fail_without_example(writes: _CounterWrites, weight: Weight) -> None:
         # metrics, see `_towers_with_examples`.
         return
     for op in writes.others:
-        _assert_has_example(writes.update, op, weight)
+        _assert_has_example(writes.update_op, op, weight)
 
 
-def _assert_has_example(update: typing.Any, op: tf.Operation, weight: tf.Tensor) -> None:
-    """Makes the update of a metric wait for an assertion that its tower has an example.
+def _assert_has_example(update_op: typing.Any, op: tf.Operation, weight: tf.Tensor) -> None:
+    """Makes the update_op of a metric wait for an assertion that its tower has an example.
 
     Args:
-      update: the metric's update_op.
-      op: the operation of the update that writes a counter, for the text of the error.
+      update_op: the metric's update_op.
+      op: the operation of the update_op that writes a counter, for the text of the error.
       weight: the tower's weight, 0 without examples.
     """
     with tf.control_dependencies(None):  # it waits for nothing that the caller's scopes name
         assertion = tf.Assert(weight > 0, [
             'towers: the metric of %s adds nothing up, and a tower has no example: evaluate in '
             'larger batches, or on fewer devices' % op.name])
-        compat.add_control_inputs(operation_of(update), [assertion])
+        compat.add_control_inputs(operation_of(update_op), [assertion])
 
 
 def _position_of_addition(op: tf.Operation) -> typing.Optional[int]:
@@ -349,14 +349,14 @@ def _position_of_addition(op: tf.Operation) -> typing.Optional[int]:
 
 def _count_in_turn(towers: typing.Sequence[Tower], names: typing.Set[str],
                    finder: Writes) -> typing.List[Wait]:
-    """Makes each tower take the counters of these names when the tower before has updated them;
+    """Makes each tower take the counters of these names when the tower before has written them;
     returns what waits for what."""
     counters = variables_named(names)
     return take_turns([_turns(tower, counters, finder) for tower in towers], finder)
 
 
 def _turns(tower: Tower, counters: Variables, finder: Writes) -> typing.List[Turn]:
-    """List of the turns of a tower: one for each metric, loss, and update of a counter."""
+    """List of the turns of a tower: one for each metric, loss, and update op that counts."""
     fetches = _counting_fetches(tower, counters, finder)
     operations = step_operations(fetches)
     takes = takes_from_outside(tower, operations, counters)
@@ -393,18 +393,19 @@ def _ends_of_writes(operations: typing.Iterable[tf.Operation], counters: Variabl
 
 
 def _counting_fetches(tower: Tower, counters: Variables, finder: Writes) -> list:
-    """List of what a tower computes that may update counters: the update_ops of its metrics, its
-    losses, and its updates of counters. All towers have lists of the same length, in the same
-    order, since `take_turns` puts the n-th turn of a tower after the n-th turn of the tower before.
+    """List of what a tower computes that may write counters: the update_ops of its metrics, its
+    losses, and its update ops that write counters. All towers have lists of the same length, in the
+    same order, since `take_turns` puts the n-th turn of a tower after the n-th turn of the tower
+    before.
     """
     fetches = metric_updates(tower.metrics)
     if tower.data_loss is not None:
         fetches += flat(tower.data_loss)
-    return fetches + _counting_updates(tower, counters, finder)
+    return fetches + _counting_update_ops(tower, counters, finder)
 
 
-def _counting_updates(tower: Tower, counters: typing.Container[str], finder: Writes) -> list:
-    """List of a tower's updates that write counters, the same for all towers. Other updates are
-    left out: perhaps only the first tower has them."""
-    return [update for update in tower.updates
-            if any(finder.writes_any(op, counters) for op in step_operations([update]))]
+def _counting_update_ops(tower: Tower, counters: typing.Container[str], finder: Writes) -> list:
+    """List of a tower's update ops that write counters, the same for all towers. Other update ops
+    are left out: perhaps only the first tower has them."""
+    return [update_op for update_op in tower.updates
+            if any(finder.writes_any(op, counters) for op in step_operations([update_op]))]

@@ -16,7 +16,7 @@ from towers.capture.record import Recorded
 from towers.errors import SharedVariableError
 from towers.graph.graph_walk import operation_names, variables_by_name
 from towers.model.build_context import without
-from towers.roles.inline_updates import Write, writes_by
+from towers.roles.writes import Write, writes_by
 from towers.variables.slots import local_variable
 
 StateWrites = typing.Dict[str, typing.List[tf.Operation]]
@@ -24,7 +24,7 @@ StateWrites = typing.Dict[str, typing.List[tf.Operation]]
 
 
 def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
-                   step: typing.Set[str], counted: typing.Set[str]) -> StateWrites:
+                   step: typing.Set[str], for_metrics: typing.Set[str]) -> StateWrites:
     """Finds the variables that are each tower's own state: the variables of `_candidates` that a
     step writes.
 
@@ -32,13 +32,13 @@ def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
       recorded: the forward pass.
       writes: the writes of the forward pass.
       step: names of the operations that a step runs.
-      counted: names of the operations that the update_ops of metrics run.
+      for_metrics: names of the operations that the update_ops of metrics run.
     """
     candidates = _candidates(recorded)
     # A write of values of the shard that no step runs is also found, so that `make_own_state` can
     # refuse it: the program would run it beside the step, in tower 0 alone. What the update_op of a
     # metric writes is a counter, which all towers share, and no state of a tower.
-    run_by_program = recorded.from_shard - counted
+    run_by_program = recorded.from_shard - for_metrics
     state_writes: StateWrites = collections.OrderedDict()
     for write in writes_by(writes, step | run_by_program):
         for variable in write.variables:
@@ -48,14 +48,15 @@ def find_own_state(recorded: Recorded, writes: typing.Iterable[Write],
 
 
 def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.Set[str],
-                   num_towers: int) -> typing.Dict[str, typing.List[tf.Variable]]:
+                   num_parts: int) -> typing.Dict[str, typing.List[tf.Variable]]:
     """Makes the variables in which the towers after the first keep their own state.
 
     Args:
       recorded: the forward pass.
       state_writes: the variables that are state, from `find_own_state`.
       step: names of the operations that a step runs.
-      num_towers: how many towers there are; with accumulation, micro-batches of all towers.
+      num_parts: how many towers there are; with accumulation, micro-batches of all towers. (With
+        `copies='reuse'` it is 1: all towers share the state.)
 
     Returns:
       {name of the first tower's variable: the variables of all towers}.
@@ -63,15 +64,15 @@ def make_own_state(recorded: Recorded, state_writes: StateWrites, step: typing.S
     Raises:
       SharedVariableError: state that a step does not write, or that is trained.
     """
-    if num_towers > 1:  # one tower does what the program does
-        _check_state(state_writes, step, num_towers)
+    if num_parts > 1:  # one tower does what the program does
+        _check_state(state_writes, step, num_parts)
     candidates = _candidates(recorded)
     local = variables_by_name(tf.local_variables())
     own_state = collections.OrderedDict()
     for name in state_writes:
         first = candidates[name]
         own_state[name] = [first]
-        for index in range(1, num_towers):
+        for index in range(1, num_parts):
             own_state[name].append(_earlier_or_new(first, index, local))
     return own_state
 

@@ -8,25 +8,20 @@ local variable that starts with the same value, which its copy reads and writes 
 (`Substitution`). All towers add to the counters of `tf.metrics`. All towers share each global
 variable: tower 0 writes it for all, or every tower in turn, see `written_values`.
 
-`ownership` gives the table of roles, `Roles`. The copies, the order of writes, the update and the
-plan go by it.
+`ownership` gives the table of roles, `Roles`, and changes the graph as the roles ask for. The
+copies, the order of writes, the update and the plan go by the table.
 
-A model function that trains by an optimizer of its own, within the towers' step, is refused: the
-update would have the gradient of one tower's part of the batch. `replicate_model_fn` is for such
-model functions.
+Its test is `tests/roles/test_ownership.py`.
 """
 
-import re
 import typing
 
 import tensorflow.compat.v1 as tf
 
 from towers.capture.record import Recorded
-from towers.errors import GradientError, SharedVariableError
+from towers.errors import SharedVariableError
 from towers.graph.graph_walk import (
-    ancestors,
     names_of,
-    operation_names,
     operation_of,
     reachable_from,
     step_operations,
@@ -35,20 +30,18 @@ from towers.graph.order import fetches_for
 from towers.graph.variable_access import metric_variables
 from towers.model.outputs import fetches_of, metric_updates, metrics_by_kind
 from towers.model.request import Request
-from towers.optimizers import OPTIMIZER_UPDATES
-from towers.roles.inline_updates import (
-    InlineUpdates,
-    SharedWrites,
+from towers.roles.inline_updates import InlineUpdates, SharedWrites, inline_updates
+from towers.roles.inner_training import check_trains_nothing
+from towers.roles.own_state import StateWrites, find_own_state, make_own_state
+from towers.roles.variable_roles import EVERY, FIRST, METRIC, OWN, Roles
+from towers.roles.writes import (
     Write,
-    inline_updates,
     writes_among,
     writes_by,
     writes_not_by,
-    writes_of,
+    writes_of_call,
     writes_to,
 )
-from towers.roles.own_state import StateWrites, find_own_state, make_own_state
-from towers.roles.variable_roles import EVERY, FIRST, METRIC, OWN, Roles
 from towers.roles.written_values import is_divided, proven_writers
 from towers.whole_batch.batch_values import is_batch_value
 
@@ -57,15 +50,15 @@ class _Runs(typing.NamedTuple):
     """Names of the operations of the model function that are run, by what runs them.
 
     Attributes:
-      forward: run for the results of the model function, without updates and `tf.metrics` pairs.
-      step: run for the same results, and for the updates.
-      counted: run for the update_ops of metrics.
+      forward: run for the results of the model function, without update ops and `tf.metrics` pairs.
+      step: run for the same results, and for the update ops.
+      for_metrics: run for the update_ops of metrics, as in an evaluation.
       in_build: run by a step of this build: `step`; but `forward` in a build without an optimizer,
-        where no update runs.
+        where no update op runs.
     """
     forward: typing.Set[str]
     step: typing.Set[str]
-    counted: typing.Set[str]
+    for_metrics: typing.Set[str]
     in_build: typing.Set[str]
 
 
@@ -76,7 +69,8 @@ def ownership(recorded: Recorded, request: Request,
     """Finds the role of each variable, and changes the graph as the roles ask for.
 
     Three changes: state that is each tower's own gets a variable for each tower; trained variables
-    get replicas; and writes that become updates are taken out of the forward pass.
+    get replicas; and writes that become update ops, or that nobody makes, are taken out of the
+    forward pass.
 
     Args:
       recorded: the forward pass of tower 0.
@@ -102,88 +96,99 @@ def ownership(recorded: Recorded, request: Request,
     found = _find_roles(recorded, request, runs)
     # From here on variables are made, and the forward pass is changed.
     own_state = make_own_state(recorded, found.state_writes, runs.step,
-                               num_towers=request.parts_a_call)
+                               num_parts=request.num_parts_of_call)
     replicas = None
     replicated: typing.FrozenSet[str] = frozenset()
     if make_replicas is not None:
         replicas = make_replicas(recorded.variables, request.devices)
         replicated = frozenset(replicas.of_variable)
-    updates = _updates_of_every_tower(recorded.updates, found.role_of, request)
+    every_tower = _update_ops_of_every_tower(recorded.updates, found.role_of, request)
     forward_writes = writes_by(found.first_writes, runs.forward)
-    other_fetches = _fetches_beside_forward(recorded, updates.writers, request)
+    other_fetches = _fetches_beside_forward(recorded, every_tower.writers, request)
     update_writes = _writes_beside_forward(found, other_fetches, runs)
     if request.call.copies == 'reuse':
+        # `_find_roles` has refused update ops that every tower runs, and `_check_writes` writes for
+        # metrics. So it is a value of the whole batch that waits for these writes.
         _check_not_awaited(update_writes)
     inline = inline_updates(SharedWrites(forward_writes, update_writes), recorded.operations,
                             fetches + other_fetches, request, replicated)
     unwritten = _unwritten(found, forward_writes, inline, request)
     reason_of = dict(found.reason_of)
     reason_of.update(_reasons_without_updates(found, unwritten, request))
-    return Roles(trained, found.role_of, reason_of, unwritten, own_state, inline, updates.updates,
-                 replicas)
+    return Roles(trained, found.role_of, reason_of, unwritten, own_state, inline,
+                 every_tower.update_ops, replicas)
 
 
-class _EveryTower(typing.NamedTuple):
-    """The updates that a step runs in every tower.
+class _UpdateOpsOfEveryTower(typing.NamedTuple):
+    """The update ops that a step runs in every tower.
 
     Attributes:
-      updates: the updates, as the program gives them.
-      writers: the operations that a step runs for them in the towers after the first.
+      update_ops: the update ops, as the program gives them.
+      writers: with `update_ops='first'`, what a step runs for them in the towers after the first.
+        With `'all'` it is [], though these towers run all of their update ops: the writers are
+        needed to find what they wait for, and with `'all'` nothing of that is tower 0's alone.
     """
-    updates: list
+    update_ops: list
     writers: typing.List[tf.Operation]
 
 
-def _updates_of_every_tower(updates: list, role_of: typing.Dict[str, str],
-                            request: Request) -> _EveryTower:
-    """Finds the updates that a step runs in every tower.
+def _update_ops_of_every_tower(update_ops: list, role_of: typing.Dict[str, str],
+                               request: Request) -> _UpdateOpsOfEveryTower:
+    """Finds the update ops that a step runs in every tower.
 
-    With `update_ops='first'` they are the updates of variables that each tower has for itself, of
-    the counters of metrics, and of variables that every tower writes in turn.
+    With `update_ops='first'` they are the update ops of variables that each tower has for itself,
+    of the counters of metrics, and of variables that every tower writes in turn.
 
     Args:
-      updates: the updates of tower 0.
+      update_ops: the update ops of tower 0.
       role_of: {name of a variable: its role}.
       request: `Request` of the build.
     """
-    update_ops = request.training.update_ops
-    if update_ops == 'all':
-        return _EveryTower(updates, writers=[])
-    has_train_op = bool(request.training.objectives)  # with which the updates would run
-    if update_ops == 'none' or not has_train_op:
-        return _EveryTower([], writers=[])
+    if request.training.update_ops == 'all':
+        return _UpdateOpsOfEveryTower(update_ops, writers=[])
+    has_train_op = bool(request.training.objectives)  # with which the update ops would run
+    if request.training.update_ops == 'none' or not has_train_op:
+        return _UpdateOpsOfEveryTower([], writers=[])
     written_by_every = set(metric_variables())
     for name, role in role_of.items():
         if role in (OWN, EVERY):
             written_by_every.add(name)
     if not written_by_every:
-        return _EveryTower([], writers=[])
-    operations = step_operations(updates)
+        return _UpdateOpsOfEveryTower([], writers=[])
+    operations = step_operations(update_ops)
     writers = [write.op for write in writes_to(writes_among(operations), written_by_every)]
-    # An update need not be the operation that writes: it may be a group of such operations, or
+    # An update op need not be the operation that writes: it may be a group of such operations, or
     # what reads the variable after the write. It waits for the write then.
     waiting_for_writers = reachable_from(writers, operations, control=True)
-    updates_of_every = [each for each in updates if operation_of(each).name in waiting_for_writers]
-    if request.call.copies == 'reuse':  # each call of the model function makes all updates
-        updates_of_every = updates
-    return _EveryTower(updates_of_every, fetches_for(writers, operations))
+    of_every_tower = [each for each in update_ops if operation_of(each).name in waiting_for_writers]
+    if request.call.copies == 'reuse':  # each call of the model function makes all update ops
+        of_every_tower = update_ops
+    return _UpdateOpsOfEveryTower(of_every_tower, fetches_for(writers, operations))
 
 
 def _fetches_beside_forward(recorded: Recorded, writers: typing.List[tf.Operation],
                             request: Request) -> list:
-    """What a step or an evaluation runs in every tower besides the results of the forward pass: the
-    updates of every tower; the values of the whole batch, since every tower gives its part of them,
-    even if an update of tower 0 alone needs the value; and the update_ops of metrics.
+    """What a step or an evaluation runs in every tower besides the results of the forward pass. It
+    may wait for a write that tower 0 alone is to make, or nobody.
+
+    These are the update ops of every tower; the values of the whole batch, since every tower gives
+    its part of them, even if an update op of tower 0 alone needs the value; and the update_ops of
+    metrics.
 
     Args:
       recorded: the forward pass of tower 0.
-      writers: the operations that every tower runs for its updates.
+      writers: the operations that every tower runs for its update ops.
       request: `Request` of the build.
     """
-    if request.training.update_ops != 'first':
+    if request.training.update_ops == 'all':  # every tower makes all writes that it waits for
         return []
+    for_metrics = metric_updates(recorded.output.metrics)
+    if request.training.update_ops == 'none':
+        # No step runs update ops, nor a value of the whole batch for them. An evaluation still runs
+        # the update_ops of metrics.
+        return for_metrics
     batch_values = [op for op in recorded.operations if is_batch_value(op)]
-    return writers + batch_values + metric_updates(recorded.output.metrics)
+    return writers + batch_values + for_metrics
 
 
 def _writes_beside_forward(found: '_FoundRoles', fetches: list,
@@ -212,11 +217,11 @@ def _unwritten(found: '_FoundRoles', forward_writes: typing.List[Write], inline:
     """
     trains = bool(request.training.objectives)
     if request.training.update_ops == 'none':
-        # No step runs updates, nor the writes of the forward pass that `left_out` names.
+        # No step runs update ops, nor the writes of the forward pass that `left_out` names.
         writes_in_step = writes_not_by(forward_writes, inline.left_out)
     elif not trains:
-        # No step runs updates. The forward pass of tower 0 has all of its writes: `left_out` names
-        # the writes that the copies leave out.
+        # No step runs update ops. The forward pass of tower 0 has all of its writes: `left_out`
+        # names the writes that the copies leave out.
         writes_in_step = forward_writes
     else:
         return frozenset()
@@ -229,7 +234,7 @@ def _unwritten(found: '_FoundRoles', forward_writes: typing.List[Write], inline:
 def _reasons_without_updates(found: '_FoundRoles', unwritten: typing.AbstractSet[str],
                              request: Request) -> typing.Dict[str, str]:
     """{name of a variable: why it is written or not, in words}, for the variables with the role
-    `FIRST` whose reason changes since no step of this build runs updates.
+    `FIRST` whose reason changes where no step of this build runs update ops; {} where a step does.
 
     With `update_ops='none'` the reason of all variables is so far that `update_ops` says so. This
     explains why nobody writes a variable, but not why tower 0 writes another one. Without an
@@ -245,18 +250,18 @@ def _reasons_without_updates(found: '_FoundRoles', unwritten: typing.AbstractSet
         written = found.first_names - unwritten
         return dict.fromkeys(written, 'the forward pass uses its new value')
     return dict.fromkeys(
-        unwritten, 'updates alone write it, and without an optimizer no step runs them')
+        unwritten, 'update ops alone write it, and without an optimizer no step runs them')
 
 
 class _FoundRoles(typing.NamedTuple):
-    """The roles of the variables that a step writes before the update.
+    """The roles of the variables that the model function writes.
 
     Attributes:
       role_of: {name of a variable: its role}.
       reason_of: {name of a variable: why it has this role}.
       state_writes: {name of a variable that is each tower's own state: the operations that write
         it}.
-      first_writes: the writes that tower 0 does for all towers.
+      first_writes: the writes of the variables with the role `FIRST`, which tower 0 makes for all.
     """
     role_of: typing.Dict[str, str]
     reason_of: typing.Dict[str, str]
@@ -270,7 +275,7 @@ class _FoundRoles(typing.NamedTuple):
 
 
 def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRoles:
-    """Finds the roles of the variables that a step writes; changes nothing.
+    """Finds the roles of the variables that the model function writes; changes nothing.
 
     Args:
       recorded: the forward pass of tower 0.
@@ -281,36 +286,40 @@ def _find_roles(recorded: Recorded, request: Request, runs: _Runs) -> _FoundRole
       SharedVariableError: a write that neither tower 0 nor every tower can make.
       GradientError: the model function trains by itself.
     """
-    writes = writes_of(recorded)
+    writes = writes_of_call(recorded)
     _check_writes(writes, runs, request)
     # First the variables whose role needs no proof: state of a tower, and counters of metrics. Who
     # writes the other variables is proven.
-    state_writes = find_own_state(recorded, writes, runs.step, runs.counted)
-    run_for_metrics_alone = runs.counted - runs.step
+    state_writes = find_own_state(recorded, writes, runs.step, runs.for_metrics)
+    run_for_metrics_alone = runs.for_metrics - runs.step
     counters = _counters(writes_by(writes, run_for_metrics_alone))
-    names_of_each_tower = state_writes.keys() | counters
-    shared_writes = _without(writes, names_of_each_tower)
-    # Without an optimizer no step runs an update, and nothing has to be proven of updates.
-    proven = proven_writers(recorded, writes_by(shared_writes, runs.in_build),
-                            writes_to(writes, names_of_each_tower), request)
+    names_without_proof = state_writes.keys() | counters
+    to_prove = _without(writes, names_without_proof)
+    # Without an optimizer no step runs an update op, and nothing has to be proven of update ops.
+    # The proof also gets the writes that need none: such a variable has something of the examples,
+    # and a value that is computed from it has so, too.
+    proven = proven_writers(recorded, writes_by(to_prove, runs.in_build),
+                            writes_to(writes, names_without_proof), request)
     if request.call.copies == 'reuse':
         _check_not_written(writes_to(writes, proven.every_tower), 'an update by the examples')
-    # All written variables get a role, also variables that only an update or a metric writes.
-    writes_by_any_run = writes_by(writes, runs.step | runs.counted)
+    # All written variables get a role, also variables that only an update op or a metric writes.
+    writes_by_any_run = writes_by(writes, runs.step | runs.for_metrics)
     role_of = _roles_of_written(writes_by_any_run, [
         (EVERY, proven.every_tower),
         (METRIC, counters),
         (OWN, _state_of_copies(state_writes, request))])
     reason_of = _reasons(role_of, proven.reasons, request)
-    first_writes = _without(shared_writes, proven.every_tower)
+    others = {name for name, role in role_of.items() if role != FIRST}
+    first_writes = _without(writes, others)
     return _FoundRoles(role_of, reason_of, state_writes, first_writes)
 
 
 def _state_of_copies(state_writes: StateWrites, request: Request) -> typing.Set[str]:
     """Set of the names of the variables in whose place each tower gets a variable of its own: all
     state. The set is empty for several towers with `copies='reuse'`: each of them is a call of the
-    model function, and all calls share all variables."""
-    makes_all_parts = request.parts_a_call == len(request.split.parts)
+    model function, and all calls share all variables. State then has the role `FIRST`, and only
+    update ops write it: `_check_writes` has refused writes in the forward pass."""
+    makes_all_parts = request.num_parts_of_call == len(request.split.parts)
     return set(state_writes) if makes_all_parts else set()
 
 
@@ -325,12 +334,12 @@ def _check_writes(writes: typing.Sequence[Write], runs: _Runs, request: Request)
     """
     if request.call.copies == 'reuse':
         # Each call of the model function would write into the one variable that all calls share.
-        _check_not_written(writes_by(writes, runs.forward | runs.counted), 'the forward pass')
+        _check_not_written(writes_by(writes, runs.forward | runs.for_metrics), 'the forward pass')
     # An Estimator's model function calls its optimizers itself: `fronts` makes one update of these
     # calls, with the gradients of all towers.
     is_trained_by_own_calls = request.training.objectives.optimizer_calls is not None
     if not is_trained_by_own_calls:
-        _check_trains_nothing(writes_by(writes, runs.in_build))
+        check_trains_nothing(writes_by(writes, runs.in_build))
 
 
 def _find_runs(recorded: Recorded, fetches: list, is_trained: bool) -> _Runs:
@@ -338,14 +347,14 @@ def _find_runs(recorded: Recorded, fetches: list, is_trained: bool) -> _Runs:
 
     Args:
       recorded: the forward pass of tower 0.
-      fetches: what a step fetches, without updates and `tf.metrics` pairs.
-      is_trained: whether there is an optimizer, so that a step runs the updates.
+      fetches: what a step fetches, without update ops and `tf.metrics` pairs.
+      is_trained: whether there is an optimizer, so that a step runs the update ops.
     """
     forward = names_of(step_operations(fetches))
     step = names_of(step_operations(fetches + recorded.updates))
-    counted = names_of(step_operations(metric_updates(recorded.output.metrics)))
+    for_metrics = names_of(step_operations(metric_updates(recorded.output.metrics)))
     in_build = step if is_trained else forward
-    return _Runs(forward, step, counted, in_build)
+    return _Runs(forward, step, for_metrics, in_build)
 
 
 def _counters(writes_of_metrics: typing.Iterable[Write]) -> typing.Set[str]:
@@ -442,8 +451,8 @@ def _check_not_written(writes: typing.Sequence[Write], writer: str) -> None:
 
 
 def _check_not_awaited(writes: typing.Sequence[Write]) -> None:
-    """Refuses writes of updates for which a value of the whole batch waits, with `copies='reuse'`:
-    every tower's part of the value would wait for a write by that tower."""
+    """Refuses writes of update ops for which a value of the whole batch waits, with
+    `copies='reuse'`: every tower's part of the value would wait for a write by that tower."""
     if not writes:
         return
     op, names = writes[0]
@@ -452,30 +461,3 @@ def _check_not_awaited(writes: typing.Sequence[Write]) -> None:
         'average) waits for a write of variable %s (operation %s), which all towers have in '
         "common: compute it outside of tf.control_dependencies, or pass copies='clone'." % (
             names[0], op.name))
-
-
-GRADIENTS_SCOPE = re.compile(r'(^|/)gradients(_\d+)?/')
-"""Matches the name scope of the operations that `tf.gradients` makes."""
-
-
-def _check_trains_nothing(writes: typing.Iterable[Write]) -> None:
-    """Refuses writes by which the model function trains a variable itself, as the `train_op` of an
-    optimizer within it does."""
-    trainable = operation_names(tf.trainable_variables())
-    for op, names in writes:
-        for name in trainable.intersection(names):
-            if _is_training_step(op, name):
-                raise GradientError(
-                    'the model function trains %r by the update %r, which a step would run in a '
-                    'tower, by the gradient of its part of the batch alone: leave the update out '
-                    'and pass the optimizer to build_towers; for several losses a dict of '
-                    'optimizers by name.' % (name, op.name))
-
-
-def _is_training_step(op: tf.Operation, variable: str) -> bool:
-    """Whether an operation trains the variable of this name, which it writes: it is an optimizer's
-    (`ApplyAdam`), or it writes a value that is computed from gradients."""
-    if OPTIMIZER_UPDATES.search(op.type):
-        return True
-    values = [tensor for tensor in op.inputs if tensor.op.name != variable]
-    return any(map(GRADIENTS_SCOPE.search, ancestors(values)))

@@ -1,7 +1,12 @@
 """The reads that a write of a shared variable has to come after.
 
-A *hold* is such a read beside the write: the write is to wait for an operation that comes after the
-read. `write_order` and `write_in_turn` put these waits into the graph.
+A *hold* is a write together with one such read: the write is to wait for an operation that comes
+after the read. `write_order` and `write_in_turn` put these waits into the graph.
+
+Words of other modules used here: `Writes.takers_of_memory` are the operations that take a variable
+itself, or may read the memory of a reference variable late; `Writes.readers` are the operations
+that certainly compute with the variable. `Frames.ends` are operations outside of the loops and
+branches of a read that come after it.
 
 Its test is `tests/roles/test_write_order.py`.
 """
@@ -33,9 +38,9 @@ Takers = typing.Dict[str, typing.List[tf.Operation]]
 
 class TowerWrite(typing.NamedTuple):
     """A write by a tower, in its forward pass or its update ops; not by the optimizer."""
-    tower: int  # index of the tower
+    tower: int  # index in the list of all towers, with accumulation of all micro-batches
     op: tf.Operation
-    variable: str  # name of the variable
+    variable_name: str
     has_role_every: bool  # whether the variable has the role `EVERY`
 
 
@@ -71,7 +76,7 @@ def takers_of(names: typing.Iterable[str], finder: Writes) -> Takers:
 
 def fetches_without_updates(towers: typing.Iterable[Tower]) -> list:
     """List of the tensors of towers that a step may fetch: losses, predictions and gradients, but
-    no updates."""
+    no update ops."""
     fetches = []
     for tower in towers:
         fetches += fetches_in(
@@ -81,26 +86,27 @@ def fetches_without_updates(towers: typing.Iterable[Tower]) -> list:
 
 def find_holds(towers: typing.Sequence[Tower], reads: Operations,
                writes: typing.List[TowerWrite], takers: Takers, frames: Frames,
-               operations_of_updates: typing.Optional[Operations] = None) -> typing.List[Hold]:
+               run_by_update_ops: typing.Optional[Operations] = None) -> typing.List[Hold]:
     """Finds the reads that each write has to wait for.
 
     Args:
-      towers: all towers.
+      towers: all towers, in the order of `TowerWrite.tower`.
       reads: the operations of the forward and backward passes, among which the reads are.
       writes: the writes.
       takers: {name of a variable: the operations that take it}.
       frames: the loops and branches around all these operations.
-      operations_of_updates: the operations that a step runs for the towers' updates. A write that
-        every tower makes also waits for the reads among these: where an update computes rows from
+      run_by_update_ops: the operations that a step runs for the towers' update ops. A write with
+        the role `EVERY` also waits for the reads among these: where an update op computes rows from
         the variable, all towers compute them from the values before the step. A write that tower 0
-        makes for all waits for these reads of the other towers, whose updates may write other
-        variables. Where the updates of tower 0 read, the program says.
+        makes for all waits for these reads of the other towers, whose update ops may write other
+        variables. Whether the update ops of a tower read before or after a write of the tower's
+        own, the program says.
     """
-    reads_before = _ReadsBefore(writes, takers, reads, operations_of_updates or {}, towers[0])
+    reads_before = _ReadsBefore(writes, takers, reads, run_by_update_ops or {}, towers)
     read_ends = _ReadEnds(towers, frames)
     holds = []
     for write in writes:
-        all_held = operations_to_hold(write.op, [write.variable], frames)
+        all_held = operations_to_hold(write.op, [write.variable_name], frames)
         if not all_held:  # nothing outside of the loop around the write can be made to wait
             continue
         names_of_certain_readers = reads_before.certain_readers(write)
@@ -118,54 +124,57 @@ def held_by(holds: typing.Iterable[Hold]) -> typing.List[tf.Operation]:
     return [hold.held for hold in holds]
 
 
-
 class _ReadsBefore:
     """Finds the reads of a variable that a write of it has to come after."""
 
     def __init__(self, writes: typing.List[TowerWrite], takers: Takers, reads: Operations,
-                 operations_of_updates: Operations, tower_0: Tower):
+                 run_by_update_ops: Operations, towers: typing.Sequence[Tower]):
         """
         Args:
           writes: the writes of the towers.
           takers: {name of a variable: the operations that take it}.
           reads: the operations of the forward and backward passes.
-          operations_of_updates: the operations that a step runs for the towers' updates.
-          tower_0: the tower that makes the writes of the role `FIRST`.
+          run_by_update_ops: the operations that a step runs for the towers' update ops.
+          towers: all towers.
         """
         self._writes = {write.op.name: write for write in writes}
         self._takers = takers
         self._reads = reads
-        self._operations_of_updates = operations_of_updates
-        self._tower_0 = tower_0
-        self._steps_of_losses = steps_of_losses(tower_0)
+        self._run_by_update_ops = run_by_update_ops
+        self._towers = towers
+        # {index of a tower: the steps of its losses}, found when they are needed
+        self._steps_of_losses: typing.Dict[int, typing.List[typing.Set[str]]] = {}
         self._finder = Writes(tf.get_default_graph())
-        # Names of the operations by which updates decide what they write. Where tower 0 alone
-        # writes, every read can be ordered, and they are not asked for.
-        self._decide_writes: typing.Set[str] = set()
+        # Names of the operations from which update ops compute what they write. The reads among
+        # these are certain readers, for which `add_waits` refuses a write that cannot wait for them
+        # though the program does not order it before them. Only the turns of writes by every tower
+        # lead to this: else no tower waits for another one but as the program says.
+        self._upstream_of_writes: typing.Set[str] = set()
         if any(write.has_role_every for write in writes):
-            self._decide_writes = _deciding_writes(operations_of_updates.values(), self._finder)
+            self._upstream_of_writes = _upstream_of_writes(
+                run_by_update_ops.values(), self._finder)
 
     def of(self, write: TowerWrite) -> typing.List[tf.Operation]:
         """List of the operations that take the variable of a write, and have to do so before it."""
-        return [taker for taker in self._takers[write.variable]
-                if self._is_read_in_time(taker, write) and not self._may_come_later(taker, write)]
+        return [taker for taker in self._takers[write.variable_name]
+                if self._has_to_come_before(taker, write)
+                and not self._may_come_later(taker, write)]
 
-    def _is_read_in_time(self, taker: tf.Operation, write: TowerWrite) -> bool:
-        """Whether an operation belongs to a pass whose reads have to come before a write: to the
-        forward or backward pass; or to the updates, those of tower 0 only if every tower makes the
-        write."""
+    def _has_to_come_before(self, taker: tf.Operation, write: TowerWrite) -> bool:
+        """Whether an operation belongs to what has to read before a write: to a forward or backward
+        pass; or to update ops, those of the tower that writes only if the role is `EVERY`."""
         if taker.name in self._reads:
             return True
-        if taker.name not in self._operations_of_updates:
+        if taker.name not in self._run_by_update_ops:
             return False
-        return write.has_role_every or not self._tower_0.has(taker.name)
+        return write.has_role_every or not self._towers[write.tower].has(taker.name)
 
     def certain_readers(self, write: TowerWrite) -> typing.Set[str]:
         """Set of the names of the operations that certainly read the variable of a write for a
-        loss, a gradient, a prediction, or a write of an update. See `Hold.certainly_reads`."""
-        variable = write.op.graph.get_operation_by_name(write.variable)
+        loss, a gradient, a prediction, or a write of an update op. See `Hold.certainly_reads`."""
+        variable = write.op.graph.get_operation_by_name(write.variable_name)
         readers = names_of(self._finder.readers(variable))
-        return readers & (self._reads.keys() | self._decide_writes)
+        return readers & (self._reads.keys() | self._upstream_of_writes)
 
     def _may_come_later(self, taker: tf.Operation, write: TowerWrite) -> bool:
         """Whether an operation that takes the variable of a write is itself a write, for which this
@@ -175,25 +184,33 @@ class _ReadsBefore:
             return False
         if taker is write.op:  # the write takes its variable itself
             return True
-        if other.has_role_every and write.has_role_every:  # ordered by `_write_in_order`
-            return True
+        if other.has_role_every and write.has_role_every:
+            return True  # `write_order._write_in_order` orders both
         # With several losses, each loss has a step of its own. Say that the step of one loss runs
         # this write, but not the other write. If this write waited for the other one, that step
         # would have to run both.
         return any(write.op.name in step and taker.name not in step
-                   for step in self._steps_of_losses)
+                   for step in self._steps_of_tower(write.tower))
+
+    def _steps_of_tower(self, index: int) -> typing.List[typing.Set[str]]:
+        """The steps of the losses of a tower, see `steps_of_losses`."""
+        if index not in self._steps_of_losses:
+            self._steps_of_losses[index] = steps_of_losses(self._towers[index])
+        return self._steps_of_losses[index]
 
 
-def _deciding_writes(operations: typing.Iterable[tf.Operation],
-                     finder: Writes) -> typing.Set[str]:
-    """Set of the names of the operations from which the writes among `operations` are computed:
-    what they write, and under which conditions. An update op may also read what nobody uses."""
-    deciding: typing.List[tf.Tensor] = []
+def _upstream_of_writes(operations: typing.Iterable[tf.Operation],
+                        finder: Writes) -> typing.Set[str]:
+    """Set of the names of the operations from which the writes among `operations` are computed, or
+    the conditions under which they run. It lacks a read of an update op whose value no write uses.
+    """
+    inputs_and_conditions: typing.List[tf.Tensor] = []
     for op in operations:
         if finder.written_by(op):
-            deciding += op.inputs
-            deciding += map(op.graph.get_tensor_by_name, compat.conditions_around(op))
-    return ancestors(deciding)
+            inputs_and_conditions += op.inputs
+            inputs_and_conditions += map(
+                op.graph.get_tensor_by_name, compat.conditions_around(op))
+    return ancestors(inputs_and_conditions)
 
 
 class _ReadEnds:

@@ -8,6 +8,7 @@ the ends of the turn before.
 Its tests are `tests/roles/test_metric_counters.py` and `test_write_order.py`.
 """
 
+import collections
 import itertools
 import typing
 
@@ -16,7 +17,14 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.errors import SharedVariableError
 from towers.gradients.tower import Tower
-from towers.graph.graph_walk import by_name, names_of, variables_by_name, without_names
+from towers.graph.graph_walk import (
+    by_name,
+    in_order_of_names,
+    names_of,
+    variables_by_name,
+    without_names,
+)
+from towers.graph.order import Frames
 from towers.graph.variable_access import Writes, read_from
 from towers.graph.waits import Wait, Waits, operations_to_await
 from towers.placement.variable_device import only_device
@@ -81,13 +89,54 @@ def takes_from_outside(tower: Tower, operations: typing.Iterable[tf.Operation],
     return takes
 
 
+def turns_of(tower: Tower, operations: typing.Iterable[tf.Operation], variables: Variables,
+             finder: Writes) -> typing.List[Turn]:
+    """List of the turns of a tower: one for each variable, in the order of their names.
+
+    A turn ends when all of the tower's operations that use the variable (read it, write it, or
+    compute with its memory) have run.
+
+    Args:
+      tower: the tower.
+      operations: operations, in no order; only the tower's own operations among them count.
+      variables: the variables.
+      finder: finds the writes of the graph.
+    """
+    own = by_name(tower.own(operations))
+    frames = Frames(list(own.values()))
+    takes_by_variable = collections.defaultdict(list)
+    for take in takes_from_outside(tower, own.values(), variables):
+        takes_by_variable[take.variable.op.name].append(take)
+    turns = []
+    for name, variable in sorted(variables.items()):
+        names_of_uses = names_of(finder.readers(variable.op) + finder.takers(variable.op))
+        ends = {}
+        for name_of_use in names_of_uses & own.keys():
+            ends.update(by_name(_early_end(own[name_of_use], frames, tower)))
+        turns.append(Turn(tower.name_scope, takes_by_variable[name], in_order_of_names(ends)))
+    return turns
+
+
+def _early_end(op: tf.Operation, frames: Frames, tower: Tower) -> typing.List[tf.Operation]:
+    """Finds an operation by which others can wait for `op`: `op` itself; or, if `op` is in a loop
+    or a branch, an operation outside that comes after it.
+
+    Returns:
+      A list of this one operation. An operation of the forward pass is preferred, since the
+      backward pass comes late. [] if nothing outside of the loop or branch depends on `op`.
+    """
+    ends = frames.ends(op)
+    in_forward_pass = without_names(ends, tower.backward)
+    return (in_forward_pass or ends)[:1]
+
+
 def take_turns(turns_of_towers: typing.Sequence[typing.Sequence[Turn]],
                finder: Writes) -> typing.List[Wait]:
     """Makes towers take their variables one after the other; returns what waits for what.
 
     Args:
       turns_of_towers: the turns of each tower. A turn comes after the turn at the same position in
-        the list of the tower before, such as the turn for the same update. So a step that runs a
+        the list of the tower before, such as the turn for the same update op. So a step that runs a
         turn of one tower also runs the turns at this position of all towers before it.
       finder: finds the writes of the graph.
     """

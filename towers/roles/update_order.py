@@ -34,7 +34,7 @@ from towers.graph.order import Frames
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes, variable_op
 from towers.graph.waits import Precedence, Wait, Waits, operations_to_hold
 from towers.placement.variable_device import only_device
-from towers.roles.inline_updates import Write, writes_among, writes_to
+from towers.roles.writes import Write, writes_among, writes_to
 
 
 def hold_update(train_op: tf.Operation, gradients: Pairs, fetched: list, awaited: typing.Sequence,
@@ -225,25 +225,25 @@ def _reads_beside_step(fetchable: typing.Sequence,
     return reads_by_variable
 
 
-# ---- updates beside the gradients ----------------------------------------------------------------
+# ---- update ops ----------------------------------------------------------------------------------
 
 class HeldBack(typing.NamedTuple):
     """Update ops that wait for the other workers, and that a step may skip.
 
     Attributes:
-      updates: what the optimizer has to wait for in the place of the update ops.
+      update_ops: what the optimizer has to wait for in the place of the update ops.
       redirect: a function that makes operations which wait for update ops wait for an operation
         that always runs; None where update ops are never skipped. It is called twice: for the
         optimizer's operations, before their order is found; and by `join`, for the operations that
         a program makes after the build.
       waits: what waits for what.
     """
-    updates: list
+    update_ops: list
     redirect: typing.Optional[typing.Callable]
     waits: typing.List[Wait]
 
 
-def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optional[tf.Tensor],
+def hold_back(update_ops: list, conditions: typing.Sequence, active: typing.Optional[tf.Tensor],
               fetchable: typing.Sequence) -> HeldBack:
     """Makes update ops wait until the other workers of a cluster have read the variables that the
     update ops write. In a worker whose data have ended, update ops are skipped.
@@ -252,11 +252,11 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
     A `Merge` gives the first of its inputs that has a value, so that it always runs, and what waits
     for it, the optimizer, runs too:
 
-        active -> Switch -> taken   -> updates -> done -> Merge -> optimizer
-                         -> skipped --------------------> Merge
+        active -> Switch -> taken   -> update ops -> done -> Merge -> optimizer
+                         -> skipped -----------------------> Merge
 
     Args:
-      updates: list of the update ops, operations or tensors.
+      update_ops: list of the update ops, operations or tensors.
       conditions: operations of the cluster, after which a step may write; see `EngineGradients`.
       active: float scalar, 0 in a worker whose own data have ended and else 1; None if the data of
         no worker end.
@@ -264,18 +264,18 @@ def hold_back(updates: list, conditions: typing.Sequence, active: typing.Optiona
         no wait, not even a write of the forward pass.
     """
     has_nothing_to_wait_for = not conditions and active is None
-    if not updates or has_nothing_to_wait_for:
-        return HeldBack(updates, redirect=None, waits=[])
-    operations = step_operations(updates)
+    if not update_ops or has_nothing_to_wait_for:
+        return HeldBack(update_ops, redirect=None, waits=[])
+    operations = step_operations(update_ops)
     holder = _Holder(operations, fetchable)
-    writes = _updates_and_writes(updates, operations)
+    writes = _update_ops_and_writes(update_ops, operations)
     if active is None:  # update ops are never skipped
         holder.make_wait(writes, conditions, _REASON_OF_CONDITIONS)
-        return HeldBack(updates, redirect=None, waits=holder.waits)
+        return HeldBack(update_ops, redirect=None, waits=holder.waits)
     branches = _branches_after(conditions, active)
     held = holder.make_wait(writes, [branches.taken.op], _REASON_OF_CONDITIONS)
     with only_device('/cpu:0'), tf.name_scope('riding'):
-        with tf.control_dependencies(updates):
+        with tf.control_dependencies(update_ops):
             done = tf.identity(branches.taken)
         merged = tf.raw_ops.Merge(inputs=[done, branches.skipped]).output
     # `control` is set: TensorFlow also skips an operation that waits for a skipped one by a control
@@ -305,23 +305,23 @@ def _branches_after(conditions: typing.Sequence, active: tf.Tensor) -> _Branches
     return _Branches(taken, skipped)
 
 
-def _updates_and_writes(updates: list,
-                        operations: typing.Iterable[tf.Operation]) -> typing.List[Write]:
+def _update_ops_and_writes(update_ops: list,
+                           operations: typing.Iterable[tf.Operation]) -> typing.List[Write]:
     """Finds what has to wait among the operations of update ops.
 
     Args:
-      updates: the update ops.
+      update_ops: the update ops.
       operations: all operations that the update ops run.
 
     Returns:
       List of `Write`: all writes, and the update ops themselves, which may write no variable.
     """
     finder = Writes(tf.get_default_graph())
-    names_of_updates = operation_names(updates)
+    names_of_update_ops = operation_names(update_ops)
     found = []
     for op in operations:
         write = Write(op, finder.written_by(op))
-        if write.variables or op.name in names_of_updates:
+        if write.variables or op.name in names_of_update_ops:
             found.append(write)
     return found
 
@@ -331,7 +331,7 @@ def _redirect_waits(skippable: typing.Container[str], before_merge: typing.Conta
     """Makes operations that wait for skippable operations wait for `merged`, which always runs.
 
     Otherwise TensorFlow would also skip the operations that wait: `transform_gradients` may read a
-    moving average after its update, and a program may run averages of the weights after all
+    moving average after its update op, and a program may run averages of the weights after all
     `UPDATE_OPS`.
 
     Args:

@@ -17,14 +17,14 @@ from towers.roles.inline_updates import InlineUpdates
 FIRST = 'first'  # tower 0 writes for all
 EVERY = 'every'  # every tower writes, in turn
 OWN = 'own'  # one variable for each tower
-METRIC = 'metric'  # every tower adds to the counters of a `(value, update_op)`
+METRIC = 'metric'  # a counter of a `tf.metrics` pair, to which every tower adds
 
 _KINDS_IN_WORDS = collections.OrderedDict([
     (FIRST, 'averages and counters'),
     (EVERY, 'rows and counts of examples'),
     (OWN, 'state'),
     (METRIC, 'metrics')])
-"""{role: what the plan calls the variables that have it}; a step writes these before the update."""
+"""{role: what the plan calls the variables that have it}."""
 
 
 class VariableRole(typing.NamedTuple):
@@ -46,20 +46,21 @@ class Roles(typing.NamedTuple):
 
     Attributes:
       trained: {name of an objective: list of the variables that its loss trains}.
-      role_of: {name of a variable that a step writes before the update: its role}. Where several
-        roles fit, the variable has the first of `OWN`, `METRIC`, `EVERY`, `FIRST`.
+      role_of: {name of a variable that the model function writes: its role}; it writes in its
+        forward pass, by update ops, or by the update_ops of metrics. Where several roles fit, the
+        variable has the first of `OWN`, `METRIC`, `EVERY`, `FIRST`.
       reason_of: {name of such a variable: why it has this role, in words}.
       unwritten: names of the variables with the role `FIRST` that no step of this build writes:
-        only updates write them, and without an optimizer, or with `update_ops='none'`, no step
-        runs updates.
+        only update ops write them, and without an optimizer, or with `update_ops='none'`, no step
+        runs these.
       own_state: {name of a variable of the model that is state of tower 0: list of this variable
         and of the variables that the copies have in its place}. The list is in the order of the
         micro-batches of all towers.
-      inline_updates: what becomes of the writes of shared variables by what every tower runs: the
-        forward pass, and some updates.
-      updates_of_every_tower: the updates of tower 0 that the other towers have, too, in the same
-        order: of copies, those that a step runs in every tower. Tower 0 alone runs all others, such
-        as those of batch norms.
+      inline_updates: what the copies do in the place of tower 0's writes of shared variables.
+      update_ops_of_every_tower: the update ops of tower 0 that the other towers have, too, in the
+        same order. With `copies='clone'` those that a step runs in every tower; with `'reuse'` all,
+        since each call of the model function makes all. Tower 0 alone runs the others, such as
+        those of batch norms.
       replicas: `Replicas` of the trained variables; or None.
     """
     trained: typing.Dict[typing.Optional[str], typing.List[tf.Variable]]
@@ -68,11 +69,11 @@ class Roles(typing.NamedTuple):
     unwritten: typing.FrozenSet[str]
     own_state: typing.Dict[str, typing.List[tf.Variable]]
     inline_updates: InlineUpdates
-    updates_of_every_tower: list
+    update_ops_of_every_tower: list
     replicas: typing.Any
 
     @property
-    def trainable(self) -> typing.List[tf.Variable]:
+    def all_trained(self) -> typing.List[tf.Variable]:
         """List of the variables that are trained, each once."""
         trained: typing.Dict[str, tf.Variable] = {}
         for variables in self.trained.values():
@@ -118,8 +119,8 @@ class Roles(typing.NamedTuple):
         if not self.role_of:
             return None
         phrases = []
-        if self.trainable:
-            phrases.append('%s: %d trained' % (self._trainers(), len(self.trainable)))
+        if self.all_trained:
+            phrases.append('%s: %d trained' % (self._trainers(), len(self.all_trained)))
         writers = _writers_in_words(request)
         for role, kind in _KINDS_IN_WORDS.items():
             names = set(self.names(role))
@@ -131,7 +132,7 @@ class Roles(typing.NamedTuple):
 
     def explain(self, request: Request) -> typing.List[VariableRole]:
         """Who writes each variable in the build of a `Request`, and why: first the trained
-        variables, then the variables that a step writes before the update, by role and by name."""
+        variables, then the variables that the model function writes, by role and by name."""
         explained = []
         for objective in request.training.objectives:
             reason = _reason_of_training(objective.name, objective.var_list)

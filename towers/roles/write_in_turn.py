@@ -1,9 +1,12 @@
 """`update_ops='all'`: the towers write shared variables one after the other.
 
 So N towers' moving averages are N steps of the average, as one device would take them with N
-batches. There are two kinds of turns. In the forward pass, a tower takes a variable that forward
-passes write when the tower before has done with it. An update takes its variable when all forward
-passes have read it, and the same update of the tower before has run.
+batches. There are two kinds of turns. If forward passes write a variable, a tower's forward and
+backward passes take it when the tower before has done with it. An update op takes its variable when
+the passes of all towers have read it, and the same update op of the tower before has run.
+
+State that each tower has for itself needs no turn: its reads and writes keep the order that the
+program gives them.
 
 The first micro-batches of all towers come first, then their second micro-batches, and so on: the
 micro-batches are computed in this order.
@@ -11,7 +14,6 @@ micro-batches are computed in this order.
 Its test is `tests/roles/test_write_order.py`.
 """
 
-import collections
 import typing
 
 import tensorflow.compat.v1 as tf
@@ -21,7 +23,6 @@ from towers.gradients.tower import Tower
 from towers.graph.graph_walk import (
     ancestors,
     by_name,
-    in_order_of_names,
     names_of,
     step_operations,
     takers_of_results,
@@ -46,6 +47,7 @@ from towers.roles.turns import (
     only_named,
     take_turns,
     takes_from_outside,
+    turns_of,
     variables_named,
 )
 from towers.roles.variable_roles import FIRST, Roles
@@ -56,7 +58,7 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
     """Makes the writes of shared variables by all towers come one tower after the other.
 
     Args:
-      towers: all towers.
+      towers: all towers; with accumulation a `Tower` for each micro-batch of each.
       roles: the roles of the variables: where tower 0 alone would write by `update_ops='first'`
         (the role `FIRST`), all towers write here.
 
@@ -64,70 +66,70 @@ def write_in_turn(towers: typing.Sequence[Tower], roles: Roles) -> typing.List[W
       What waits for what.
 
     Raises:
-      SharedVariableError: the new value of an update is computed from a value of its variable that
-        the forward pass has read, before the tower before has written it.
+      SharedVariableError: the new value of an update op is computed from a value of its variable
+        that the forward pass has read, and so without what the tower before has written.
     """
     finder = Writes(tf.get_default_graph())
     variables = variables_named(roles.names(FIRST))
     in_order_of_turns = sorted(towers, key=lambda tower: (tower.micro_batch, tower.index))
-    forward = by_name(step_operations(fetches_without_updates(in_order_of_turns)))
-    waits = _take_turns_in_forward_pass(in_order_of_turns, variables, forward, finder)
-    return waits + _take_turns_in_updates(in_order_of_turns, variables, forward, finder)
+    passes = by_name(step_operations(fetches_without_updates(in_order_of_turns)))
+    waits = _take_turns_in_passes(in_order_of_turns, variables, passes, finder)
+    return waits + _take_turns_in_update_ops(in_order_of_turns, variables, passes, finder)
 
 
-def _take_turns_in_updates(towers: typing.Sequence[Tower], variables: Variables,
-                           forward: Operations, finder: Writes) -> typing.List[Wait]:
-    """Makes the writes by an update wait for what the forward passes read, and for the same update
-    of the tower before; returns what waits for what.
+def _take_turns_in_update_ops(towers: typing.Sequence[Tower], variables: Variables,
+                              passes: Operations, finder: Writes) -> typing.List[Wait]:
+    """Makes the writes by an update op wait for what the passes read, and for the same update op of
+    the tower before; returns what waits for what.
 
     Args:
       towers: the towers, in the order of their turns.
-      variables: the variables that towers write, in their forward passes or by updates.
-      forward: the operations of the forward passes.
+      variables: the variables that towers write, in their forward passes or by update ops.
+      passes: the operations of the forward and backward passes.
       finder: finds the writes of the graph.
     """
     writes: typing.List[TowerWrite] = []
     turns_of_towers = []
     for index, tower in enumerate(towers):
         turns: typing.List[Turn] = []
-        for operations in _operations_by_update(tower, towers, forward):
-            writes += _checked_writes(operations, variables, forward, tower, index, finder)
-            turns += _turns(tower, operations, variables, finder)
+        for operations in _operations_by_update_op(tower, towers, passes):
+            writes += _checked_writes(operations, variables, passes, tower, index, finder)
+            turns += turns_of(tower, operations, variables, finder)
         turns_of_towers.append(turns)
-    waits = _make_wait_for_forward_passes(towers, writes, forward, finder)
+    waits = _make_wait_for_passes(towers, writes, passes, finder)
     return waits + take_turns(turns_of_towers, finder)
 
 
-def _take_turns_in_forward_pass(towers: typing.Sequence[Tower], variables: Variables,
-                                forward: Operations, finder: Writes) -> typing.List[Wait]:
+def _take_turns_in_passes(towers: typing.Sequence[Tower], variables: Variables,
+                          passes: Operations, finder: Writes) -> typing.List[Wait]:
     """Makes towers take variables in turn that their forward passes write; returns what waits for
     what.
 
     Args:
       towers: the towers, in the order of their turns.
-      variables: the variables that towers write, in their forward passes or by updates.
-      forward: the operations of the forward passes.
+      variables: the variables that towers write, in their forward passes or by update ops.
+      passes: the operations of the forward and backward passes.
       finder: finds the writes of the graph.
     """
-    written_in_forward_pass = {}
+    written_in_passes = {}
     for name, variable in variables.items():
         writers = names_of(finder.writers_of(variable))
-        if writers & forward.keys():
-            written_in_forward_pass[name] = variable
-    turns_of_towers = [_turns(tower, forward.values(), written_in_forward_pass, finder)
+        if writers & passes.keys():
+            written_in_passes[name] = variable
+    turns_of_towers = [turns_of(tower, passes.values(), written_in_passes, finder)
                        for tower in towers]
     return take_turns(turns_of_towers, finder)
 
 
 def _checked_writes(operations: typing.Iterable[tf.Operation], variables: Variables,
-                    forward: Operations, tower: Tower, index: int,
+                    passes: Operations, tower: Tower, index: int,
                     finder: Writes) -> typing.List[TowerWrite]:
-    """Finds the writes of an update of a tower; refuses one that the towers cannot do in turn.
+    """Finds the writes of an update op of a tower; refuses one that the towers cannot do in turn.
 
     Args:
-      operations: the operations of the update.
+      operations: the operations that run for the update op.
       variables: the variables whose writes are found.
-      forward: the operations of the forward passes.
+      passes: the operations of the forward and backward passes.
       tower: the tower.
       index: the index of the tower in the order of the turns.
       finder: finds the writes of the graph.
@@ -137,7 +139,7 @@ def _checked_writes(operations: typing.Iterable[tf.Operation], variables: Variab
         written = only_named(variables, finder.written_by(op))
         if not written:
             continue
-        _check_reads_anew(op, written, tower, forward)
+        _check_reads_anew(op, written, tower, passes)
         # `has_role_every` is False: with `update_ops='all'` the variables have the role `FIRST`,
         # though every tower writes them. `take_turns` orders these writes; `write_order` orders
         # the towers' writes of variables with the role `EVERY` alone.
@@ -145,69 +147,70 @@ def _checked_writes(operations: typing.Iterable[tf.Operation], variables: Variab
     return writes
 
 
-def _make_wait_for_forward_passes(towers: typing.Sequence[Tower], writes: typing.List[TowerWrite],
-                                  forward: Operations, finder: Writes) -> typing.List[Wait]:
-    """Makes the writes of updates wait for what the forward passes read; returns what waits for
-    what.
+def _make_wait_for_passes(towers: typing.Sequence[Tower], writes: typing.List[TowerWrite],
+                          passes: Operations, finder: Writes) -> typing.List[Wait]:
+    """Makes the writes of update ops wait for what the passes read; returns what waits for what.
 
     Args:
       towers: the towers, in the order of their turns.
-      writes: the writes by updates of the towers.
-      forward: the operations of the forward passes.
+      writes: the writes by update ops of the towers.
+      passes: the operations of the forward and backward passes.
       finder: finds the writes of the graph.
     """
-    takers = takers_of({write.variable for write in writes}, finder)
-    frames = Frames(list(forward.values()) + [write.op for write in writes])
-    holds = find_holds(towers, forward, writes, takers, frames)
+    takers = takers_of({write.variable_name for write in writes}, finder)
+    frames = Frames(list(passes.values()) + [write.op for write in writes])
+    holds = find_holds(towers, passes, writes, takers, frames)
     waits = Waits(held_by(holds))
     add_waits(holds, waits)
     return waits.put_into_graph(finder)
 
 
-def _operations_by_update(tower: Tower, towers: typing.Sequence[Tower],
-                          forward: Operations) -> typing.List[typing.List[tf.Operation]]:
-    """For each update of a tower, lists the operations that it runs beside the forward passes.
+def _operations_by_update_op(tower: Tower, towers: typing.Sequence[Tower],
+                             passes: Operations) -> typing.List[typing.List[tf.Operation]]:
+    """For each update op of a tower, lists the operations that it runs beside the passes.
 
-    `take_turns` puts an update after the update at the same position in the tower before. Where the
-    towers have different numbers of updates, the positions do not tell which updates are the same:
-    then all updates of a tower count as one.
+    `take_turns` puts an update op after the one at the same position in the tower before. Where the
+    towers have different numbers of update ops, since with `copies='reuse'` a call of the model
+    function may make some that another call does not make, the positions do not tell which are the
+    same: then all update ops of a tower count as one.
 
     Args:
       tower: the tower.
       towers: all towers.
-      forward: the operations of the forward passes.
+      passes: the operations of the forward and backward passes.
     """
-    numbers_of_updates = {len(each.updates) for each in towers}
-    has_same_updates = len(numbers_of_updates) == 1
-    if not has_same_updates:
-        return [_operations_beside(forward, tower, tower.updates)]
-    return [_operations_beside(forward, tower, [update]) for update in tower.updates]
+    numbers_of_update_ops = {len(each.updates) for each in towers}
+    has_same_update_ops = len(numbers_of_update_ops) == 1
+    if not has_same_update_ops:
+        return [_operations_beside(passes, tower, tower.updates)]
+    return [_operations_beside(passes, tower, [update_op]) for update_op in tower.updates]
 
 
-def _operations_beside(forward: Operations, tower: Tower,
-                       updates: list) -> typing.List[tf.Operation]:
-    """List of the operations of a tower that updates run, without operations of forward passes."""
-    return without_names(tower.own(step_operations(updates)), forward)
+def _operations_beside(passes: Operations, tower: Tower,
+                       update_ops: list) -> typing.List[tf.Operation]:
+    """List of the operations of a tower that update ops run, without those of the passes."""
+    return without_names(tower.own(step_operations(update_ops)), passes)
 
 
 def _check_reads_anew(op: tf.Operation, variables: Variables, tower: Tower,
-                      forward: Operations) -> None:
-    """Refuses an update whose new value is computed from a value of its variable that the forward
-    pass has read.
+                      passes: Operations) -> None:
+    """Refuses an update op whose new value is computed from a value of its variable that the
+    forward pass has read.
 
-    The forward passes of all towers read before the first update, and so the same value: with
-    `assign(v, 0.9 * v_read + 0.1 * mean)` each tower would discard the update of the tower before.
+    The passes of all towers read before the first update op writes, and so the same value: with
+    `assign(v, 0.9 * v_read + 0.1 * mean)` each tower would discard what the tower before has
+    written.
 
     Args:
-      op: the operation of the update.
+      op: the operation that writes.
       variables: the variables that it writes.
       tower: the tower that it belongs to.
-      forward: the operations of the forward passes.
+      passes: the operations of the forward and backward passes.
     """
     new_values = [tensor for tensor in op.inputs if not is_variable(tensor)]
     upstream = ancestors(new_values)
-    upstream_in_forward_pass = with_names(forward.values(), upstream)
-    for take in takes_from_outside(tower, upstream_in_forward_pass, variables):
+    upstream_in_passes = with_names(passes.values(), upstream)
+    for take in takes_from_outside(tower, upstream_in_passes, variables):
         if _is_value_used(take.op, upstream):
             raise SharedVariableError(
                 "update_ops='all', and the update of variable %s (operation %s) starts from a "
@@ -246,44 +249,3 @@ def _ignores_averages(op: tf.Operation) -> bool:
     if 'exponential_avg_factor' not in attributes:  # TensorFlow 1 has no factor, which is as 1
         return True
     return attributes['exponential_avg_factor'].f == 1.
-
-
-def _turns(tower: Tower, operations: typing.Iterable[tf.Operation], variables: Variables,
-           finder: Writes) -> typing.List[Turn]:
-    """List of the turns of a tower: one for each variable, in the order of their names.
-
-    A turn ends when all of the tower's operations that use the variable (read it, write it, or
-    compute with its memory) have run.
-
-    Args:
-      tower: the tower.
-      operations: operations, in no order; only the tower's own operations among them count.
-      variables: the variables.
-      finder: finds the writes of the graph.
-    """
-    own = by_name(tower.own(operations))
-    frames = Frames(list(own.values()))
-    takes_by_variable = collections.defaultdict(list)
-    for take in takes_from_outside(tower, own.values(), variables):
-        takes_by_variable[take.variable.op.name].append(take)
-    turns = []
-    for name, variable in sorted(variables.items()):
-        names_of_uses = names_of(finder.readers(variable.op) + finder.takers(variable.op))
-        ends = {}
-        for name_of_use in names_of_uses & own.keys():
-            ends.update(by_name(_early_end(own[name_of_use], frames, tower)))
-        turns.append(Turn(tower.name_scope, takes_by_variable[name], in_order_of_names(ends)))
-    return turns
-
-
-def _early_end(op: tf.Operation, frames: Frames, tower: Tower) -> typing.List[tf.Operation]:
-    """Finds an operation by which others can wait for `op`: `op` itself; or, if `op` is in a loop
-    or a branch, an operation outside that comes after it.
-
-    Returns:
-      A list of this one operation. An operation of the forward pass is preferred, since the
-      backward pass comes late. [] if nothing outside of the loop or branch depends on `op`.
-    """
-    ends = frames.ends(op)
-    in_forward_pass = without_names(ends, tower.backward)
-    return (in_forward_pass or ends)[:1]

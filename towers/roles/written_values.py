@@ -33,7 +33,7 @@ from towers.graph.variable_access import metric_variables
 from towers.model.request import Request
 from towers.proof.states import Kind, Reason, State
 from towers.proof.written import Dependence, Written, is_shared
-from towers.roles.inline_updates import Write
+from towers.roles.writes import Write
 
 
 class ProvenWriters(typing.NamedTuple):

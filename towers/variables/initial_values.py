@@ -122,7 +122,7 @@ class _Computation:
         # outside of these branches. [] if a loop is around the tensor: the tensor has another value
         # in each iteration, which no copy outside of the loop could have.
         self._branches_to_leave: list = []
-        if compat.in_branches_alone(tensor.op):
+        if not compat.in_loop(tensor.op):
             self._branches_to_leave = compat.contexts_around(tensor.op)
         # {name: operation that the tensor is computed from}
         self._operations = graph_walk.reached([tensor.op], self._computed_from)

@@ -231,7 +231,7 @@ def _check_towers_can_meet(x: tf.Tensor, kind: str, graph: tf.Graph) -> None:
     """
     is_called_in_function = graph is not tf.get_default_graph()
     is_called_in_loop = compat.builds_loop(graph)
-    is_computed_in_loop = not compat.in_branches_alone(x.op)
+    is_computed_in_loop = compat.in_loop(x.op)
     if is_called_in_function or is_called_in_loop or is_computed_in_loop:
         raise ModelFunctionError(
             'batch_%s(%s) is in a loop, or in a function or branch of control flow v2, where '
@@ -312,7 +312,7 @@ def mark_import(op: tf.Operation, node: tf.NodeDef) -> None:
     _check_not_refused(op.inputs[0], kind, call)
     if call.num_parts == 1:  # the one tower has the whole batch
         return
-    if not compat.in_branches_alone(op):
+    if compat.in_loop(op):
         raise ModelFunctionError('batch_%s(%s) is in a loop, where towers cannot meet: compute it '
                                  'outside.' % (kind, op.inputs[0].name))
     compat.register_gradient(_GRADIENT, _backward)

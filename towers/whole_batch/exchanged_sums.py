@@ -94,7 +94,7 @@ def _reads_for_average(average: _Average, by_name: typing.Dict[str, tf.Operation
     names_of_sums = average.write.value.reductions  # of the operations that take the sums
     for name in sorted(names_of_sums):
         op = by_name.get(name)  # None if it is in a function
-        if op is None or not compat.in_branches_alone(op):
+        if op is None or compat.in_loop(op):
             raise _refusal(average, 'the sum is taken in a loop or a function')
         reads_of_sum = _reads_of_sum(op, analysis, consumers)
         if not reads_of_sum:

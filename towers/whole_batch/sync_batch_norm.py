@@ -131,7 +131,7 @@ def _check_loops_v2(operations: typing.Iterable[tf.Operation], analysis: Analysi
 def _check_places(statistics: typing.Iterable[tf.Operation]) -> None:
     """Raises `ModelFunctionError` for a statistic of a batch norm in a loop of control flow v1."""
     for op in statistics:
-        if not compat.in_branches_alone(op):
+        if compat.in_loop(op):
             raise _in_loop(op.name)
 
 
