@@ -189,14 +189,22 @@ def test_builds_that_would_let_replicas_go_stale_are_refused():
     with tf.Graph().as_default():
         first = build()
         with pytest.raises(towers.InvalidArgumentError,
-                           match='variable body has replicas on several '
-                           'towers, of an earlier build'):
+                           match='variable body has replicas on more than 1 tower, '
+                           'of an earlier build'):
             build(reuse=first, variables=towers.VariablePlacement(None))
     with tf.Graph().as_default():
         first = build()
         with pytest.raises(towers.DeviceError, match='variable body has replicas on /device:CPU:1 '
                            'already.*to have some on /device:CPU:2'):
             build(reuse=first, devices=['/cpu:0', '/cpu:2'])
+
+
+def test_a_build_that_would_not_update_all_replicas_is_refused():
+    first = build(devices=3)
+    assert build(reuse=first, optimizer=None, devices=2).loss is not None  # it updates none
+    with pytest.raises(towers.InvalidArgumentError, match='variable body has replicas on more than '
+                       '2 towers, of an earlier build'):
+        build(reuse=first, devices=2)
 
 
 def test_a_name_that_is_taken():

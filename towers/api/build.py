@@ -27,7 +27,7 @@ from towers.placement.variable_device import only_device
 from towers.reduce.combination import Combined, all_reduce, combine
 from towers.reduce.loss_scale import ScaledLosses
 from towers.reduce.micro_batches import add_up_micro_batches
-from towers.reduce.replicas import check_no_replicas
+from towers.reduce.replicas import check_updates_all_replicas
 from towers.roles.metric_counters import join_counters
 from towers.shards.batch_inputs import (
     UpstreamVariables,
@@ -390,10 +390,11 @@ def _combine_objective(tower_set: TowerSet, objective: Objective, gradients: lis
     pairs_upstream = tower_set.gradients.upstream.gradients(
         shard_gradients, tower_set.batch.sizes, tower_set.roles.trained[objective.name])
     with tf.name_scope('combine_gradients'), naming_loss(objective.name):
-        if request.placement.has_replicas:
+        has_replicas = request.placement.has_replicas
+        check_updates_all_replicas(
+            tower_set.roles.all_trained, num_towers=len(request.devices) if has_replicas else 1)
+        if has_replicas:
             return all_reduce(pairs_of_towers, pairs_upstream, request.devices)
-        # This build would not update replicas that an earlier build has made of the variables.
-        check_no_replicas(tower_set.roles.all_trained)
         return Combined(combine(pairs_of_towers + pairs_upstream))
 
 

@@ -21,7 +21,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers import compat
-from towers.errors import DeviceError, InvalidArgumentError, NameScopeError
+from towers.errors import DeviceError, InvalidArgumentError, NameScopeError, counted
 from towers.gradients.gradient_pairs import each_row_once
 from towers.graph.graph_walk import (
     bytes_of,
@@ -315,7 +315,8 @@ def _replicas_on(variable: tf.Variable, devices: typing.Sequence[str],
     replicas = [local_variables[name] for name in names if name in local_variables]
     if not replicas:
         return _new_replicas(variable, names, devices)
-    # The lists also differ if the earlier build had fewer towers.
+    # The lists also differ if the earlier build had fewer towers. If it had more, this build may
+    # use the first of its replicas, but not train them: see `check_updates_all_replicas`.
     devices_of_earlier = [replica.device for replica in replicas]
     if devices_of_earlier != list(devices):
         raise DeviceError(
@@ -325,17 +326,25 @@ def _replicas_on(variable: tf.Variable, devices: typing.Sequence[str],
     return replicas
 
 
-def check_no_replicas(variables: typing.Iterable[tf.Variable]) -> None:
-    """Raises `InvalidArgumentError` if an earlier build keeps replicas of variables that this build
-    trains without replicas."""
+def check_updates_all_replicas(variables: typing.Iterable[tf.Variable],
+                               num_towers: int) -> None:
+    """Raises `InvalidArgumentError` if an earlier build has replicas of variables that this build
+    trains, on more towers than this build updates.
+
+    Args:
+      variables: the variables that this build trains.
+      num_towers: on how many towers it updates them; 1 if it has no replicas.
+    """
     local_names = operation_names(tf.local_variables())
     for variable in variables:
-        has_replicas = _replica_name(variable, tower=1) in local_names  # a second tower has one
-        if has_replicas:
+        # Replicas are numbered without a gap: if there are more, one has the next number.
+        has_more_replicas = _replica_name(variable, tower=num_towers) in local_names
+        if has_more_replicas:
             raise InvalidArgumentError(
-                "variable %s has replicas on several towers, of an earlier build with "
+                "variable %s has replicas on more than %s, of an earlier build with "
                 "VariablePlacement('replicated'), which this build's updates would not reach: "
-                "build this one with VariablePlacement('replicated'), too." % variable.op.name)
+                "build this one with VariablePlacement('replicated') for the same towers, too." % (
+                    variable.op.name, counted(num_towers, 'tower')))
 
 
 def _replica_name(variable: tf.Variable, tower: int) -> str:
