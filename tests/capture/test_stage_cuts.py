@@ -292,7 +292,6 @@ def test_the_costliest_of_any_stages_is_near_the_best():
     assert costliest(cut_evenly(pieces, [1, 1, 1])) <= 1.07 * best * 1.001
 
 
-@pytest.mark.slow
 def test_a_table_that_is_looked_up_in_two_stages():
     """An operation that takes its handle, as `tf.gather_nd` makes it, runs where the table is."""
     def model_fn(ids):

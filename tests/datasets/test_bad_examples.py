@@ -82,7 +82,6 @@ def test_a_jpeg_is_cut_off_where_the_decoder_of_the_whole_says_so(encoded):
                 decoded(each)
 
 
-@pytest.mark.slow
 def test_the_next_good_one_takes_its_place_and_all_others_keep_theirs(tmp_path):
     good = records(tmp_path)
     images, labels = (np.concatenate(part) for part in zip(*batches(

@@ -220,7 +220,6 @@ def variables_line(plan):
     return str(plan).split('  variables on     ')[1].split('\n')[0]
 
 
-@pytest.mark.slow
 def test_the_audit_finds_every_promise_kept(kind_of_variables):
     sample = samples.SAMPLES['tf.Variable']
     built = build(sample.model_fn, sample.data(6), momentum, ['/cpu:2', '/cpu:0', '/cpu:1'])

@@ -203,7 +203,6 @@ def test_a_reset_reaches_every_tower():
             np.testing.assert_allclose(step(), BATCH)
 
 
-@pytest.mark.slow
 def test_a_count_of_steps_is_each_parts_and_what_a_metric_counts_is_shared():
     def model_fn(x):
         count, total = [tf.get_local_variable(name, [], initializer=ZEROS)

@@ -135,7 +135,6 @@ def test_a_lost_state_file_stops_a_run_that_did_not_look(tmpdir):
             directory))
 
 
-@pytest.mark.slow
 def test_a_save_that_hits_a_limit_is_an_error_that_says_what_is_safe(tmpdir):
     # A real failure of the file system. To TF it is an OutOfRangeError, at which a
     # MonitoredSession would end as if all were well.

@@ -74,7 +74,6 @@ def values_of(summary):
     return {value.tag: value.simple_value for value in tf.Summary.FromString(summary).value}
 
 
-@pytest.mark.slow
 def test_values_of_each_step_and_of_evaluations(tmp_path):
     def evaluate(hook, step):
         if step == 3:

@@ -46,7 +46,6 @@ def test_the_steps_are_those_of_the_dataset(num_towers, dataset, options):
                                   trained(num_towers, False, dataset, **options))
 
 
-@pytest.mark.slow
 def test_the_plan_counts_the_examples_of_all_shards():
     built = towers.build_towers(model_fn, towers.staged(batches(drop_remainder=True), 2),
                                 tf.train.GradientDescentOptimizer(.1), 2)
