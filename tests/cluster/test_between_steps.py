@@ -35,8 +35,8 @@ def trained(workers, rank, transform, steps=9):
                      tf.train.MomentumOptimizer(.1, .9), transform_gradients=transform), steps)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('first, found', [(0, 1), (4, 8)])
+@pytest.mark.parametrize('first, found', [
+    (0, 1), pytest.param(4, 8, marks=pytest.mark.slow)])
 def test_what_the_update_of_a_worker_draws_is_found_after_steps_1_2_4_8(first, found):
     """The moment differs, too, and is before the weight by its name."""
     workers = addresses(2)
