@@ -125,10 +125,12 @@ def check_say(say: typing.Any, optional: bool = False) -> None:
 
 
 def safe_say(say: typing.Callable) -> typing.Callable:
-    """A function like `say` that never raises: nobody may read, or the disk may be full."""
+    """A function like `say` that never raises: nobody may read, or the disk may be full. What `say`
+    prints is in a log at once, also where this process hangs, or is killed."""
     def safely(line):
         with contextlib.suppress(OSError, ValueError):
             say(line)
+            print(end='', flush=True)
     return safely
 
 

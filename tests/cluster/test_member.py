@@ -2,13 +2,14 @@
 
 import contextlib
 import socket
+import sys
 import time
 
 import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from towers.cluster import coordinator
+from towers.cluster import addresses as addresses_module, coordinator
 from towers.cluster.addresses import connect
 from towers.cluster.connection import START_AGAIN, Connection
 from towers.cluster.messages import Lines, digest_of
@@ -57,6 +58,17 @@ def test_a_worker_whose_port_is_taken_tells_worker_0():
     assert of_1.startswith(why)
     assert of_0.startswith('worker 0 (%s) does not take worker 1 (%s) in: %s' % (
         workers[0], workers[1], why))
+
+
+def test_a_line_about_a_wait_is_in_a_log_at_once(graph, monkeypatch, tmp_path):
+    monkeypatch.setattr(addresses_module, 'FIRST_LINE_AFTER', .1)
+    workers, log = addresses(2), tmp_path / 'log'
+    with open(str(log), 'w') as opened:
+        monkeypatch.setattr(sys, 'stdout', opened)
+        cluster = towers.Cluster('ring', workers, rank=1)
+        with pytest.raises(ClusterError), towers.join(cluster, halving(cluster), start_timeout=1.):
+            pass
+        assert log.read_text().startswith('waiting        worker 0 (%s)' % workers[0])
 
 
 def test_a_second_worker_is_told_so_by_the_server_of_a_run_that_has_begun():
