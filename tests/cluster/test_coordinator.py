@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import random
 import re
+import signal
 import socket
 import threading
 import time
@@ -17,6 +19,7 @@ from towers.cluster import addresses as addresses_module, coordinator as coordin
 from towers.cluster.connection import Connection
 from towers.cluster.coordinator import Coordinator
 from towers.cluster.addresses import connect, listen
+from towers.cluster.messages import Lines, digest_of
 from towers.errors import ClusterError, WorkerLostError
 from cluster_runs import NO_WORKER, answering, wait_until
 from one_process import addresses, together
@@ -98,6 +101,104 @@ def test_a_step_begins_on_all_workers_or_on_none():
     assert found[0] == found[1] == found[2] == [
         (last + is_signal, (who, 15) if is_signal else None) for who, last, is_signal in plans]
     assert not any(each.losses or each.said for each in of_all)
+
+
+def test_equal_values_that_json_tells_apart_differ():
+    of_all = members(2)
+    zeros = [[0., 0.], [-0., 0.]]
+
+    def work(rank):
+        connection = of_all[rank].connection
+        connection.begin_session()
+        return [connection.differing([zero]) for zero in zeros[rank]]
+    assert together(work, 2) == [[1, None]] * 2
+
+
+def test_a_signal_that_ends_a_session_is_told_though_the_next_session_waits():
+    of_all = members(2)
+
+    def work(rank):
+        connection = of_all[rank].connection
+        connection.begin_session()
+        if rank == 1:
+            connection.ask(15)
+            connection.leave()
+        else:
+            wait_until(lambda: of_all[0].coordinator._workers[1].session == 2, PATIENCE)
+            with pytest.raises(tf.errors.OutOfRangeError):
+                make_step(connection)
+            assert connection.stopped_by == (1, 15)
+        connection.begin_session()
+        make_step(connection)
+        assert not connection.is_over and connection.stopped_by is None
+    together(work, 2)
+
+
+def test_after_a_wait_that_was_interrupted_nothing_begins():
+    """The first answer would be taken for the second one."""
+    of_all = members(2)
+    first, second = [each.connection for each in of_all]
+
+    def interrupt(is_over):
+        raise KeyboardInterrupt
+    second._hear_until = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        second.begin_session()
+    del second._hear_until
+    with pytest.raises(ClusterError, match='a wait for the other workers was interrupted'):
+        second.begin_session()
+    second.fail('a reason')
+    assert of_all[0].lost() == (1, 'it has ended: a reason')
+    with pytest.raises(WorkerLostError):
+        first.begin_session()
+
+
+def test_nothing_begins_after_a_loss():
+    """Worker 2 waits to begin when it fails, and worker 0 did so before: worker 1 begins last."""
+    workers = addresses(3)
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster('ring', workers)
+        coordinator = Coordinator(cluster, SAME, listen(workers[0]), 600., print)
+        connected = [coordinator.own_end] + [socket.create_connection(
+            workers[0].split(':')) for _ in range(2)]
+        lines = [Lines(each) for each in connected]
+        for rank, each in enumerate(lines):
+            stack.callback(each.close)
+            each.send({'type': 'hello', 'rank': rank, 'digest': digest_of(SAME)})
+        for each in lines:
+            wait_for(each, 'welcome')
+        for rank in (0, 2):
+            lines[rank].send({'type': 'begin', 'session': 1, 'digest': 'a'})
+        lines[2].send({'type': 'failed', 'why': 'a reason'})
+        wait_for(lines[1], 'lost')
+        lines[1].send({'type': 'begin', 'session': 1, 'digest': 'a'})
+        assert not lines[1].has_data(1.)
+
+
+def wait_for(lines, kind):
+    """Takes messages until one of a kind comes."""
+    while not any(message['type'] == kind for message in lines.take()):
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='there are no forked processes')
+def test_a_child_process_keeps_no_connection():
+    """A child with a copy of the socket, such as one that loads data."""
+    of_all = members(2)
+    child = os.fork()
+    if child == 0:
+        time.sleep(PATIENCE)
+        os._exit(0)
+    try:
+        together(lambda rank: of_all[rank].connection.finish(), 2)
+        of_all[1].connection.close()
+        of_all[0].connection.close()
+        started = time.monotonic()
+        of_all[0].coordinator.close()
+        assert time.monotonic() - started < 5. and not of_all[0].coordinator._thread.is_alive()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_what_workers_have_alike_is_compared_and_the_first_that_differs_is_named():

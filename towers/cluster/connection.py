@@ -106,6 +106,7 @@ class Connection:
         self._serve = serve
         self._hello = {'type': 'hello', 'rank': cluster.rank, 'digest': digest_of(signature)}
         self._session = 0  # the number of the newest session
+        self._asks = False  # whether it waits for an answer, or such a wait was interrupted
         self._asked: typing.Any = None  # by the newest `begin`
         self._line = b''  # the newest `begin`
         self._answer: typing.Optional[dict] = None  # to the newest `begin`; None until it comes
@@ -202,6 +203,7 @@ class Connection:
           The rank of the first worker whose value is not worker 0's value; None where all values
           are the same, or a worker has left.
         """
+        self._asked = None  # equal values may be different in JSON, such as 0.0 and -0.0
         answer = self._ask(['value', value])
         if answer['type'] == 'differs':
             return answer.get('rank', 0)
@@ -291,6 +293,11 @@ class Connection:
         Returns:
           The answer: a message of type `go`, `differs` or `over`.
         """
+        if self._asks:
+            # The answer to what was asked then would be taken for the answer to this.
+            raise ClusterError('a wait for the other workers was interrupted, by Ctrl-C say: '
+                               'leave towers.join, and start all again.')
+        self._asks = True
         self._answer = None
         asked = [self._session, what, self._signal, checks]
         if asked != self._asked:  # a step mostly asks what the step before has asked
@@ -300,9 +307,13 @@ class Connection:
                                   'signal': self._signal, 'checks': checks})
         self._lines.send_line(self._line)
         self._hear_until(lambda: self._answer is not None)
+        self._asks = False
+        # What all begin cannot be made without a worker that was lost at the same moment.
+        is_made_by_all = self._answer is None or self._answer['type'] == 'go'
+        if is_made_by_all:
+            self.raise_if_lost()
         if self._answer is not None:
             return self._answer
-        self.raise_if_lost()
         # The connection is closed, as at the end of `join`.
         raise ClusterError('the worker has left the cluster: make sessions and steps within '
                            'towers.join.')

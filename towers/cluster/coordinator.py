@@ -48,7 +48,7 @@ class _Worker:
       session_left: the number of its newest session that makes no more steps; 0 before the first.
       begins: the digest of what it waits to begin; None if it does not wait.
       checks: whether it asks that all compare their weights after what it waits to begin.
-      signal: the number of the signal that it got in this session; or 0.
+      signals: dict from the number of a session to that of the signal that it got in the session.
       in_step: whether it was in a step when it said last that it is alive.
       ended_at: when it said that its training was over; or None.
       heard_at: when it said something last.
@@ -64,7 +64,7 @@ class _Worker:
         self.session_left = 0
         self.begins: typing.Optional[str] = None
         self.checks = False
-        self.signal = 0
+        self.signals: typing.Dict[int, int] = {}
         self.in_step = False
         self.ended_at: typing.Optional[float] = None
         self.restart_clocks()
@@ -100,12 +100,18 @@ class _Worker:
             self.session = message.get('session', 0)
             self.begins = message.get('digest', '')
             self.checks = message.get('checks', False)
-            self.signal = message.get('signal', 0)
+            self._note_signal(message)
         elif kind == 'left':
             self.session_left = message.get('session', 0)
-            self.signal = message.get('signal', 0)
+            self._note_signal(message)
         elif kind == 'done':
             self.retire()
+
+    def _note_signal(self, message: dict) -> None:
+        """Notes the signal in a message, if there is one."""
+        signal = message.get('signal', 0)
+        if signal:
+            self.signals[message.get('session', 0)] = signal
 
     def retire(self) -> None:
         """Notes that it makes no more steps, or is lost to others that go on without it."""
@@ -389,7 +395,9 @@ class Coordinator:
 
     def _let_begin(self) -> None:
         """Answers the workers that wait to begin something, when the answer is known: when all wait
-        to begin, or a worker never will."""
+        to begin, or a worker never will. When all are lost, nothing begins any more."""
+        if self._is_lost:
+            return
         if all(worker.has_ended for worker in self._workers):
             self._send_all({'type': 'end'})
         if self._cluster.synchronous:
@@ -421,7 +429,7 @@ class Coordinator:
         newest_left = max(worker.session_left for worker in self._workers)
         if newest_left == 0:
             return
-        over = line_of(dict(_signal_of(self._workers), type='over'))
+        over = line_of(dict(_signal_of(self._workers, newest_left), type='over'))
         for worker in self._workers:
             if worker.waits_to_begin and worker.session <= newest_left:
                 worker.answer(over)
@@ -433,7 +441,7 @@ class Coordinator:
             if worker.begins != self._workers[0].begins:
                 return {'type': 'differs', 'rank': worker.rank}
         checks = any(worker.checks for worker in self._workers)
-        signal = _signal_of(self._workers)
+        signal = _signal_of(self._workers, self._workers[0].session)
         has_signal = bool(signal)
         return dict(signal, type='go', checks=checks, is_last=has_signal)
 
@@ -449,7 +457,7 @@ class Coordinator:
         has_chief_left_session = chief.session_left > 0  # on servers each worker has one session
         chief_makes_no_more_steps = has_chief_left_session or chief.has_ended
         if chief_makes_no_more_steps:
-            self._send_all(dict(_signal_of([chief]), type='over'))
+            self._send_all(dict(_signal_of([chief], chief.session), type='over'))
         has_chief_begun = chief.session > 0
         if has_chief_begun:
             for worker in self._workers:
@@ -597,10 +605,10 @@ class Coordinator:
                 worker.send(message)
 
 
-def _signal_of(workers: typing.Iterable[_Worker]) -> dict:
-    """The rank of the first of these workers that got a signal, and the signal's number, as fields
-    of a message; no fields where no worker got a signal."""
+def _signal_of(workers: typing.Iterable[_Worker], session: int) -> dict:
+    """The rank of the first of these workers that got a signal in a session, and the signal's
+    number, as fields of a message; no fields where no worker got a signal."""
     for worker in workers:
-        if worker.signal:
-            return {'rank': worker.rank, 'signal': worker.signal}
+        if session in worker.signals:
+            return {'rank': worker.rank, 'signal': worker.signals[session]}
     return {}

@@ -157,8 +157,10 @@ class Lines:
         return messages
 
     def close(self) -> None:
-        """Closes the socket."""
+        """Ends the connection, also where a child process has a copy of the socket."""
         self.is_open = False
+        with contextlib.suppress(OSError):  # the other side has closed it
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
 
