@@ -32,6 +32,7 @@ def documented_names(docstring):
     return re.findall(r'^  \**(\w+):', section.group(1), re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('folder', ['towers', 'trainer', 'datasets', 'models'])
 def test_the_listed_parameters_are_those_of_the_function(folder):
     wrong = []

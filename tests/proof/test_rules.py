@@ -546,7 +546,7 @@ def is_as_expected(state, expected):
     return expected.layout == state._replace(selection='').layout and expected.sizes == state.sizes
 
 
-@pytest.mark.parametrize('version', ['v1', 'v2'])
+@pytest.mark.parametrize('version', ['v1', pytest.param('v2', marks=pytest.mark.slow)])
 def test_rules_by_examples(version):
     was_v2 = tf.control_flow_v2_enabled()
     (tf.enable_control_flow_v2 if version == 'v2' else tf.disable_control_flow_v2)()
