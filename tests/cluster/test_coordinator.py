@@ -318,6 +318,57 @@ def test_a_step_that_does_not_end_is_said_by_all_who_are_in_it(monkeypatch):
     together(work, 2)
 
 
+@pytest.mark.parametrize('error, does', [
+    (ValueError('0007.jpg is no JPEG'), 'nothing'),
+    (tf.errors.InvalidArgumentError(None, None, '0007.jpg is no JPEG'), 'a step'),
+    (tf.errors.OutOfRangeError(None, None, 'End of sequence'), 'a session')])
+def test_a_step_that_fails_on_one_worker_ends_the_run_though_it_goes_on(monkeypatch, error, does):
+    monkeypatch.setattr(coordinator_module, 'FIRST_LINE_AFTER', 0.1)
+    of_all = members(3, dead_after=2.)
+
+    def work(rank):
+        connection = of_all[rank].connection
+        connection.begin_session()
+        make_step(connection)
+        with contextlib.suppress(type(error)), connection.step([0]):
+            if rank == 1:
+                raise error
+            of_all[rank].lost()
+        begin = {'a step': lambda: make_step(connection), 'nothing': of_all[rank].lost,
+                 'a session': connection.begin_session}[does if rank == 1 else 'a step']
+        with pytest.raises(WorkerLostError) if begin != of_all[rank].lost else (
+                contextlib.nullcontext()):
+            begin()
+        return str(connection.error())
+    for text in together(work, 3):
+        assert re.match(r'worker 1 \(.*\) is lost: a step has failed on it, and others wait in that '
+                        r'step: %s: %s \(.*skip bad examples in the input\). Start all again' % (
+                            type(error).__name__, error.args[-1]
+                            if isinstance(error, ValueError) else error.message), text), text
+
+
+@pytest.mark.parametrize('type_of_error', [
+    ValueError, pytest.param(tf.errors.OutOfRangeError, marks=pytest.mark.slow)])
+def test_workers_on_which_a_step_fails_alike_go_on(monkeypatch, type_of_error):
+    monkeypatch.setattr(coordinator_module, 'FIRST_LINE_AFTER', 1.)
+    of_all = members(2, dead_after=1.)
+
+    def work(rank):
+        connection = of_all[rank].connection
+        connection.begin_session()
+        for pause in (.5, 0.):  # the step fails; and one of them does something else afterwards
+            with contextlib.suppress(type_of_error), connection.step([0]):
+                time.sleep(pause * rank)
+                raise type_of_error(*['it is bad'] * (1 if type_of_error is ValueError else 3))
+            time.sleep(2. * rank)
+        make_step(connection)
+        connection.begin_session()
+        make_step(connection)
+        connection.finish()
+    together(work, 2)
+    assert not any(each.losses for each in of_all)
+
+
 @pytest.mark.slow
 def test_who_waits_for_a_step_is_told_for_whom(monkeypatch):
     monkeypatch.setattr(coordinator_module, 'FIRST_LINE_AFTER', 0.1)

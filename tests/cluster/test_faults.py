@@ -101,6 +101,47 @@ def test_a_worker_that_dies_in_the_forward_pass_is_named(runner, tmp_path):
     assert is_lost(1, 'its process has ended', launch), launch.output
 
 
+MAY_FAIL = """
+calls = []
+def may_die():
+    calls.append(None)
+    if cluster.rank == 1 and len(calls) == 5:
+        raise %s('0007.jpg is bad')
+    return np.float32(0.)
+"""
+CATCHES = """
+                try:
+                    session.run(built.train_op)
+                except tf.errors.InvalidArgumentError:
+                    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind_of_error, name, expected', [
+    # The program catches it, and begins its next step.
+    ('ValueError', 'InvalidArgumentError', r'own.py: worker 1 \(.*\) is lost: a step has failed'),
+    # It ends the program. The loss of another worker may be such an error of TensorFlow's.
+    ('OSError', 'UnknownError', '.*UnknownError')])
+def test_a_step_that_fails_on_one_worker_is_named_on_both(runner, tmp_path, kind_of_error, name,
+                                                          expected):
+    program = own_program(str(tmp_path), 40)
+    with open(program) as opened:
+        text = opened.read()
+    step = 'session.run(built.train_op); __import__("time").sleep(0)'
+    assert step in text
+    with open(program, 'w') as opened:
+        opened.write(text.replace(MODEL, DIES + MODEL).replace(
+            'def model_fn', MAY_FAIL % kind_of_error + '\n\ndef model_fn').replace(
+                step, CATCHES.strip()))
+    with Launch(runner, str(tmp_path), ['--workers=2', '--grace=20'], [], program) as launch:
+        assert launch.status() == 1, launch.output
+    why = 'a step has failed on it, and others wait in that step: %s: %s: 0007.jpg is bad' % (
+        name, kind_of_error)
+    assert re.search(r'\[worker 0\] worker 1 \(.*\) is lost: ' + why, launch.output), launch.output
+    assert re.search(r'\[worker 1\] ' + expected, launch.output), launch.output
+
+
 @pytest.mark.slow
 def test_with_servers_what_is_killed_is_named_and_all_end_as_an_unbroken_run(runner, tmp_path):
     """Bit for bit: of two workers, the order in which gradients are added up is no matter."""

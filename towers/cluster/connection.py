@@ -26,7 +26,7 @@ from towers.cluster.messages import (
     seconds_between_signs,
 )
 from towers.cluster.signature import difference
-from towers.errors import ClusterError, WorkerLostError
+from towers.errors import ClusterError, TowersError, WorkerLostError, reason_of
 
 _PAUSE = 0.2  # seconds from one look of a connection's thread to the next, at most
 START_AGAIN = 'Start all again, and the run goes on from the last checkpoint'
@@ -41,6 +41,15 @@ def _answer_to_signature(signature_of_worker_0: typing.Any, own: dict) -> dict:
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
         reason = 'worker 0 sends no signature of a worker'
     return {'digest': digest_of(signature_of_worker_0), 'why': reason or ''}
+
+
+def text_for_others(error: BaseException) -> str:
+    """What other workers are told of an error of this one: an error of `towers` says by itself what
+    is wrong; for any other error the type is named, too."""
+    why = reason_of(error)
+    if isinstance(error, TowersError):
+        return why
+    return '%s: %s' % (type(error).__name__, why)
 
 
 def say_refusal(rank: int, signature: dict, why: str, connected: socket.socket) -> None:
@@ -75,6 +84,7 @@ class Connection:
         signal; None without a signal.
       is_over: whether this session ends after the step, or round of steps, that it has begun last.
       checks: whether all workers compare their weights after that step.
+      raised: why the newest step has failed, as others are told; None if it has not.
       steps_begun: how many steps this session has begun.
       steps_made: how many steps this session has made.
       builds: list of the positions, in `builds_of` their graph, of the builds whose train ops the
@@ -98,6 +108,7 @@ class Connection:
         self.lost: typing.Optional[Lost] = None
         self.dead_after = dead_after
         self.builds: typing.List[int] = []
+        self.raised: typing.Optional[str] = None
         self._cluster = cluster
         self._signature = signature
         self._lines = Lines(connected, MOST_OF_WORKER_0)
@@ -232,12 +243,25 @@ class Connection:
         self.steps_begun += 1
         self._in_step = True
         self._step_failed = True  # unless it comes to its end
+        self.raised = None
         try:
             yield
             self.steps_made += 1
             self._step_failed = False
+        except BaseException as error:
+            self.raised = text_for_others(error)
+            # The end of the data mostly ends the training of all: it is told if this one goes on.
+            if not isinstance(error, tf.errors.OutOfRangeError):
+                self._tell_raised()
+            raise
         finally:
             self._in_step = False
+
+    def _tell_raised(self) -> None:
+        """Tells worker 0 that a step has failed here, in which others may wait for ever."""
+        step_needs_all = self._cluster.waits and not self._cluster.has_local_steps
+        if step_needs_all:
+            self._lines.send({'type': 'raised', 'why': self.raised})
 
     @contextlib.contextmanager
     def first_values(self) -> typing.Iterator[None]:
@@ -299,6 +323,8 @@ class Connection:
                                'leave towers.join, and start all again.')
         self._asks = True
         self._answer = None
+        if self.raised is not None:
+            self._tell_raised()
         asked = [self._session, what, self._signal, checks]
         if asked != self._asked:  # a step mostly asks what the step before has asked
             self._asked = asked
@@ -324,6 +350,12 @@ class Connection:
         with self._changed:
             self._changed.wait_for(lambda: self.lost is not None, seconds)
         return None if self.lost is None else self._lost_error(self.lost)
+
+    @property
+    def is_lost_by_own_step(self) -> bool:
+        """Whether this worker is lost to all since its step has failed."""
+        is_own = self.lost is not None and self.lost.rank == self._cluster.rank
+        return is_own and self.raised is not None
 
     def raise_if_lost(self) -> None:
         """Raises `WorkerLostError` if a worker, or a server, is gone."""

@@ -1,9 +1,9 @@
 """Worker 0's side of the coordinator: it listens, and knows what becomes of each worker.
 
 Every worker, worker 0 among them, says over a `Connection`: it is here and trains this (`hello`),
-it is about to begin something (`begin`: a session, a step, or a comparison between two steps), its
-session makes no more steps (`left`), its training is over (`done`), it ends by an error (`failed`),
-it is alive. `messages` has the list.
+it is about to begin something (`begin`: a session, a step, or a comparison between two steps), a
+step has failed (`raised`), its session makes no more steps (`left`), its training is over (`done`),
+it ends by an error (`failed`), it is alive. `messages` has the list.
 
 All begin together, or none does: the answer to `begin` is `go` when all have said it, `differs`
 where they would begin other things, and `over` when a worker has left the session. A signal comes
@@ -34,6 +34,8 @@ from towers.errors import ClusterError
 
 _PAUSE = 0.2  # seconds from one look at who is silent to the next, at most
 _SECONDS_TO_CLOSE = 0.5  # for the other workers, when worker 0 has closed its connection
+_FAILED_ALONE = ('a step has failed on it, and others wait in that step: %s (a program that '
+                 'catches such an error cannot go on: skip bad examples in the input)')
 _ENDED_EARLY = 'it has ended its training, perhaps for lack of data, others not: see until_all_end'
 
 
@@ -50,6 +52,8 @@ class _Worker:
       checks: whether it asks that all compare their weights after what it waits to begin.
       signals: dict from the number of a session to that of the signal that it got in the session.
       in_step: whether it was in a step when it said last that it is alive.
+      raised: why its newest step has failed; None if it has not failed, or when a step begins.
+      raised_at: when it said so.
       ended_at: when it said that its training was over; or None.
       heard_at: when it said something last.
       tell_at: when to tell it for whom it waits.
@@ -66,6 +70,8 @@ class _Worker:
         self.checks = False
         self.signals: typing.Dict[int, int] = {}
         self.in_step = False
+        self.raised: typing.Optional[str] = None
+        self.raised_at = 0.
         self.ended_at: typing.Optional[float] = None
         self.restart_clocks()
 
@@ -86,6 +92,7 @@ class _Worker:
 
     def restart_clocks(self) -> None:
         """Begins to count anew how long it is silent, and how long it waits."""
+        self.in_step = False  # until its next sign of life says so
         self.heard_at = time.monotonic()
         self.tell_at = self.heard_at + FIRST_LINE_AFTER
 
@@ -101,6 +108,10 @@ class _Worker:
             self.begins = message.get('digest', '')
             self.checks = message.get('checks', False)
             self._note_signal(message)
+        elif kind == 'raised':
+            self.in_step = False
+            self.raised = message.get('why', '')
+            self.raised_at = self.heard_at
         elif kind == 'left':
             self.session_left = message.get('session', 0)
             self._note_signal(message)
@@ -117,7 +128,6 @@ class _Worker:
         """Notes that it makes no more steps, or is lost to others that go on without it."""
         self.restart_clocks()
         self.ended_at = self.heard_at
-        self.in_step = False
 
     def send(self, message: dict) -> None:
         """Sends a message to it, if it is there."""
@@ -126,7 +136,7 @@ class _Worker:
 
     def answer(self, line: bytes) -> None:
         """Answers its `begin` by a line, see `Lines.send_line`."""
-        self.begins = None
+        self.begins = self.raised = None
         if self.lines is not None:
             self.lines.send_line(line)
 
@@ -390,7 +400,7 @@ class Coordinator:
             self._own.send(message)
         elif kind == 'failed':
             self._lose(worker, 'it has ended: %s' % message.get('why', '').rstrip('.'))
-        elif kind != 'alive':  # `begin`, `left` or `done`, for which others may wait
+        elif kind not in ('alive', 'raised'):  # others may wait for it
             self._let_begin()
 
     def _let_begin(self) -> None:
@@ -508,7 +518,31 @@ class Coordinator:
             self._sign_at = now + self._between_signs
             self._send_all({'type': 'alive'})
         self._look_for_early_end(now)
+        self._look_for_failed_step()
         self._look_for_silence(now)
+
+    def _look_for_failed_step(self) -> None:
+        """Loses the worker on which a step has failed first, if another worker is still in that
+        step, which cannot end any more: whether the program of the first one has caught the error,
+        or looks for its reason."""
+        failed = [worker for worker in self._workers if worker.raised is not None]
+        if not failed or not self._cluster.waits:
+            return
+        first = min(failed, key=lambda worker: worker.raised_at)
+        others = [worker for worker in self._workers
+                  if worker is not first and not worker.has_ended]
+        # A step may fail on all workers alike, on one a bit later than on another. And what has
+        # failed here may be the loss of a worker, or server, whose silence is not long enough yet.
+        seconds = self._usual_seconds()
+        if self._cluster.is_served:
+            seconds = max(seconds, self._dead_after)
+        waits_since = max(first.raised_at, self._began_at + seconds)
+        all_are_alive = all(worker.heard_at > first.raised_at for worker in others)
+        if all_are_alive and any(
+                worker.in_step and worker.heard_at > waits_since for worker in others):
+            why = _FAILED_ALONE % first.raised
+            first.send({'type': 'lost', 'rank': first.rank, 'why': why})
+            self._lose(first, why)
 
     def _look_for_silence(self, now: float) -> None:
         """Loses the workers that have been silent for `dead_after`. A worker whose process was
@@ -553,17 +587,19 @@ class Coordinator:
 
     def _is_in_long_step(self, worker: _Worker, now: float) -> bool:
         """Whether a worker is in a step that all have begun together, and that takes longer than
-        usual: longer than `FIRST_LINE_AFTER` seconds and twice the step before."""
+        usual."""
         # `waits` of a cluster: its workers begin a step all together.
         steps_together = self._is_complete and self._cluster.waits
         # `in_step` is from the last sign of life: the worker may have said `begin` or `done` since.
         is_in_step = worker.in_step and not worker.waits_to_begin and not worker.has_ended
         if not steps_together or not is_in_step:
             return False
-        # Twice the step before counts for `NEXT_LINE_AFTER` seconds at most. So a hang is told of
-        # after 35 seconds, even if the step before it took an hour.
-        usual_seconds = FIRST_LINE_AFTER + min(2. * self._last_duration, NEXT_LINE_AFTER)
-        return now - self._began_at > usual_seconds
+        return now - self._began_at > self._usual_seconds()
+
+    def _usual_seconds(self) -> float:
+        """The seconds after which a step is a long one: 5, and twice those of the step before. The
+        latter are 30 at most: so a hang is told of after 35, even if that step took an hour."""
+        return FIRST_LINE_AFTER + min(2. * self._last_duration, NEXT_LINE_AFTER)
 
     def _waited_for(self, worker: _Worker, now: float) -> typing.List[_Worker]:
         """The workers that a worker waits for, as its log is to tell the user."""

@@ -26,13 +26,13 @@ from towers.cluster import server_placement, worker_step
 from towers.cluster.addresses import connect, free_ports, listen, silent_servers, wait_until
 from towers.cluster.between_steps import AskForCheck, AveragingHook, DriftHook
 from towers.cluster.cluster import Cluster
-from towers.cluster.connection import START_AGAIN, Connection, say_refusal
+from towers.cluster.connection import START_AGAIN, Connection, say_refusal, text_for_others
 from towers.cluster.coordinator import Coordinator
 from towers.cluster.machines import builds_of, note_connection
 from towers.cluster.servers import check_reachable, servers_watched, start_server
 from towers.cluster.sessions import BeginHook, check_built
 from towers.cluster.signature import signature
-from towers.errors import ClusterError, TowersError, WorkerLostError, reason_of
+from towers.errors import ClusterError, WorkerLostError, reason_of
 from towers.gradients.gradient_pairs import variables_of
 from towers.nonfinite import explained
 from towers.placement.session_config import session_config
@@ -93,8 +93,11 @@ class Member:
         """A `WorkerLostError` that names the process whose end broke the session; waits for the
         name up to a second longer than `dead_after`, the silence after which a process is lost."""
         error = self._connection.error(self._connection.dead_after + 1.)
-        return error or WorkerLostError(
-            'TensorFlow lost the session of %s. %s.' % (self.cluster.name, START_AGAIN))
+        if error is not None:
+            return error
+        raised = self._connection.raised
+        return WorkerLostError('TensorFlow lost the session of %s%s. %s.' % (
+            self.cluster.name, ': ' + raised.rstrip('.') if raised else '', START_AGAIN))
 
 
 @contextlib.contextmanager
@@ -143,22 +146,15 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
         except BaseException as error:
             clearer_error = _reason_of_failure(error, connection)
             end.comes(cluster, connection)
-            connection.fail(_text_for_others(clearer_error or error))
+            connection.fail(text_for_others(clearer_error or error))
+            if isinstance(clearer_error, WorkerLostError):  # of which `error` may be the reason
+                raise clearer_error from error
             if clearer_error is not None:
                 raise clearer_error from None
             raise
         connection.finish()
         end.comes(cluster, connection)
         connection.raise_if_lost()  # a worker may be lost while this one waits for the end of all
-
-
-def _text_for_others(error: BaseException) -> str:
-    """What other workers are told of the error that ends this one: an error of `towers` says by
-    itself what is wrong; for any other error the type is named, too."""
-    why = reason_of(error)
-    if isinstance(error, TowersError):
-        return why
-    return '%s: %s' % (type(error).__name__, why)
 
 
 def _check_arguments(config: typing.Any, start_timeout: typing.Any, dead_after: typing.Any,
@@ -232,7 +228,8 @@ def _reason_of_failure(error: BaseException,
     if _may_be_of_other_worker(error):
         # That worker is lost when it has been silent for `dead_after`; a second is for the news.
         seconds_to_wait = connection.dead_after + 1.
-    return connection.error(seconds_to_wait)
+    lost_error = connection.error(seconds_to_wait)
+    return None if connection.is_lost_by_own_step else lost_error
 
 
 # A step raises an error of these types when another worker dies. An error of another type comes

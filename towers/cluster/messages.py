@@ -6,6 +6,7 @@ A message has a `type`, and further fields that go with it. A worker says
               worker 0's signature, and `why` its own signature differs
     alive     it is at work: `in_step`
     begin     it waits to begin something: `session`, `digest` of what, `signal`, `checks`
+    raised    a step has failed here, and others may wait in it: `why`
     left      its session makes no more steps: `session`, `signal`
     done      its training is over
     failed    it ends by an error: `why`
@@ -54,7 +55,7 @@ _SECONDS_TO_WAIT = 10.  # until a socket takes data, or has some, which it mostl
 # {field of a message: the type of its value}
 _FIELDS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dict, 'session': int,
            'signal': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
-_TYPES_OF_WORKERS = ['hello', 'alive', 'begin', 'left', 'done', 'failed']
+_TYPES_OF_WORKERS = ['hello', 'alive', 'begin', 'raised', 'left', 'done', 'failed']
 _TYPES_OF_WORKER_0 = ['compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs',
                       'gone', 'lost', 'end']
 # A list and no set: a stranger may send a `type` without a hash, such as [], and `in` a set would
