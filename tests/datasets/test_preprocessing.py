@@ -48,7 +48,6 @@ def test_windows_are_inside_and_as_large_and_wide_as_they_may_be():
     assert abs(np.corrcoef(down, right)[0, 1]) < .3  # of some 200 places, drawn each by itself
 
 
-@pytest.mark.slow
 def test_mirrored_by_its_draw():
     draws = np.full([TRAIN_DRAWS], .5, np.float32)
     draws[MIRRORED] = .4

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from case_marks import first_fast
 import towers
 from trainer.weight_decay_optimizers import AdamWOptimizer, LAMBOptimizer, LARSOptimizer
 from train_runs import values_of
@@ -30,9 +31,8 @@ def steps_of(optimizer, count=1, sparse=False, resource=True, start=MATRIX):
         return session.run([matrix, bias])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('sparse', [False, True])
-@pytest.mark.parametrize('resource', [False, True])
+@pytest.mark.parametrize('resource, sparse', first_fast(1, [
+    (False, False), (False, True), (True, False), (True, True)]))
 def test_two_steps_of_lars(sparse, resource):
     def optimizer():
         return LARSOptimizer(0.5, momentum=0.9, weight_decay=0.2, trust_coefficient=0.01)
