@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import towers
 from towers.cluster import member
-from towers.cluster.machines import note_connection
+from towers.cluster.machines import connection_of, note_connection
 from towers.errors import ClusterError, NonFiniteError, WorkerLostError
 from towers.nonfinite import explained
 from one_process import StopWithoutSignals, addresses, halving, in_sessions, serve, together, train
@@ -277,10 +277,11 @@ def test_a_step_that_fails_by_another_worker_waits_for_its_name():
                     raise ERRORS.UnknownError(None, None, 'Horovod has been shut down')
                 time.sleep(1.)
                 raise IOError('no such folder')
-        return str(raised.value)
+        return raised.value
     victim, culprit = together(work, 2)
-    assert re.match('worker 1 .* is lost: it has ended: OSError: no such folder', victim)
-    assert culprit == 'no such folder'
+    assert re.match('worker 1 .* is lost: it has ended: OSError: no such folder', str(victim))
+    assert isinstance(victim.__cause__, ERRORS.UnknownError)  # which may have been its own
+    assert str(culprit) == 'no such folder'
 
 
 @pytest.mark.slow
@@ -298,6 +299,22 @@ def test_a_session_that_is_lost_is_not_made_again(make):
         built = halving(cluster)
         with towers.join(cluster, built, dead_after=.5) as joined, joined.session(
                 [Lose()]) as session:
+            session.run(built.train_op)
+
+
+def test_the_error_of_a_step_that_costs_the_session_is_said(graph):
+    """A `MonitoredSession` takes an `UnavailableError` for the loss of a machine, and hides it."""
+    cluster = towers.Cluster('ring', addresses(1))
+    built = halving(cluster)
+
+    class Fail(tf.train.SessionRunHook):
+        def before_run(self, run_context):
+            with connection_of(built).step([0]):
+                raise tf.errors.UnavailableError(None, None, 'gs://bucket/train-7: 503')
+    with pytest.raises(towers.WorkerLostError, match='the session of worker 0 of 1: '
+                       'UnavailableError: gs://bucket/train-7: 503. Start all again'):
+        with towers.join(cluster, built, dead_after=.5) as joined, joined.session(
+                [Fail()]) as session:
             session.run(built.train_op)
 
 
