@@ -277,9 +277,9 @@ class Connection:
     def _begin_together(self, builds: typing.List[int]) -> None:
         """Waits until all workers begin the next step, of these `builds`."""
         # The number of steps is compared, too. Workers that have made different numbers of steps
-        # are at different places of the program: then the answer is `differs`. All have begun as
-        # many steps. So the number of those that have failed says the same, and in most runs it is
-        # 0, so that `begin` is the same in each step.
+        # are at different places of the program: then the answer is `differs`. All have begun
+        # equally many, so that equal numbers of failed ones are equal numbers of made ones. The
+        # former is mostly 0, so that `begin` is the same bytes in each step.
         num_failed = self.steps_begun - self.steps_made
         answer = self._ask(['step', num_failed, builds], self._wants_check)
         if answer['type'] == 'over':
@@ -298,7 +298,7 @@ class Connection:
         worker's data. The others may hang in that step: then the coordinator has to find that this
         worker has ended too early, and `left` would tell the coordinator that all is in order.
         """
-        if self.is_over:  # the others know
+        if self.is_over:  # all have been told `over`, or that their newest step is the last one
             return
         step_needs_all = not self._cluster.has_local_steps
         others_may_hang = self._step_failed and step_needs_all
@@ -444,16 +444,18 @@ class Connection:
             something: that of the `Lines`, or `Coordinator.serve`.
           seconds: how long to wait.
         """
+        messages: typing.List[dict] = []
         try:
             if self._lines.is_open and has_data(seconds):
-                for message in self._lines.take():
-                    self._heard_at = time.monotonic()
-                    self._take(message)
+                messages = self._lines.take()
         except OSError:
             if not self._is_closed:  # else this side has closed the connection
                 self.lose(0, WHY_CUT)
         except ClusterError as error:
             self.lose(0, 'it sent %s: another program may use its port' % error)
+        for message in messages:
+            self._heard_at = time.monotonic()
+            self._take(message)
 
     def _look_for_silence(self) -> None:
         """Loses worker 0 after a long silence, and says that this worker waits for it after a

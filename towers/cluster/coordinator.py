@@ -54,7 +54,7 @@ class _Worker:
       in_step: whether it was in a step when it said last that it is alive.
       raised: why its newest step has failed; None if it has not failed, or when a step begins.
       raised_at: when it said so.
-      ended_at: when it said that its training was over; or None.
+      ended_at: when it said that its training was over, or was lost to others that go on; or None.
       heard_at: when it said something last.
       tell_at: when to tell it for whom it waits.
     """
@@ -97,7 +97,8 @@ class _Worker:
         self.tell_at = self.heard_at + FIRST_LINE_AFTER
 
     def take(self, message: dict) -> None:
-        """Notes what the worker says."""
+        """Notes what the worker says of itself. What others have to be told is done by
+        `Coordinator._take`."""
         kind = message['type']
         self.heard_at = time.monotonic()
         if kind == 'alive':
@@ -146,7 +147,8 @@ class Coordinator:
 
     While the main thread of worker 0 waits for an answer, it hears and answers all by `serve`: so
     no other thread has to wake it, and to hand over Python's lock, in each step. While it trains, a
-    thread hears all a few times a second. That is enough: without worker 0, nothing begins.
+    thread hears all a few times a second. That is enough: without worker 0, nothing begins. Either
+    holds `_turn` meanwhile: so all methods from `_hear_all` on are called with `_turn` held.
 
     Attributes:
       own_end: the socket by which worker 0 itself is connected with the coordinator.
@@ -183,7 +185,8 @@ class Coordinator:
         own, self.own_end = socket.socketpair()
         self._own = Lines(own)  # the connection with worker 0 itself
         self._connections = [self._own]  # of workers, and of strangers
-        self._watched: typing.Any = None  # the `Watched` of these, and its sockets
+        self._sockets: typing.List[socket.socket] = []  # that `_watched` waits for
+        self._watched = Watched([])
         self._answer: typing.Optional[dict] = None  # the newest to all; `_line` is that as a line
         self._line = b''
         self._thread = threading.Thread(target=self._run, daemon=True, name='towers-coordinator')
@@ -192,13 +195,14 @@ class Coordinator:
     def give_up(self) -> ClusterError:
         """Ends the wait for missing workers, at the end of `start_timeout`: tells the workers that
         are here of one missing worker, and returns the error about all missing workers."""
-        missing = self._missing()
-        if missing:
-            refused = {'type': 'refused', 'rank': missing[0].rank,
-                       'why': 'it did not join within start_timeout: start it, correct its '
-                              'address, or see why it was refused'}
-            for worker in self._workers[1:]:
-                worker.send(refused)
+        with self._turn:
+            missing = self._missing()
+            if missing:
+                refused = {'type': 'refused', 'rank': missing[0].rank,
+                           'why': 'it did not join within start_timeout: start it, correct its '
+                                  'address, or see why it was refused'}
+                for worker in self._workers[1:]:
+                    worker.send(refused)
         # `missing` is empty if the last worker has come just now, too late.
         names = self._named(missing) or 'the last worker'
         return ClusterError(
@@ -207,21 +211,21 @@ class Coordinator:
 
     def _missing(self) -> typing.List[_Worker]:
         """The workers that the others wait for in vain: the workers that have never come; if all
-        have come once, the workers that have left again. (While some have never come, a worker
-        that has left does not count: it may have ended its own wait for the missing workers.)"""
+        have come once, the workers that have left again. While some have never come, a worker
+        that has left does not count: its own `start_timeout` may have ended a moment earlier."""
         not_here = [worker for worker in self._workers[1:] if not worker.is_here]
         never_came = [worker for worker in not_here if not worker.has_come]
         return never_came or not_here
 
     def close(self) -> None:
-        """Waits until the thread ends. Worker 0 has closed `own_end`, and all are told what worker
-        0 said."""
+        """Waits, 10 seconds at most, until all are told what worker 0 has said, and the thread has
+        ended. Worker 0 has to close `own_end` before."""
         self._worker_0_ends.set()
         self._thread.join(10.)
 
     def serve(self, seconds: float) -> bool:
         """Hears all for some seconds, or until there is an answer for worker 0: then it returns
-        True. Its caller is about to read from `own_end`."""
+        True. The answer is at `own_end`, and is left to the caller to read."""
         with self._turn:
             has_answer = self._hear_all(seconds, until=self.own_end)
             if time.monotonic() >= self._looked_at + self._pause:
@@ -240,13 +244,14 @@ class Coordinator:
             if not self._turn.acquire(blocking=False):  # `serve` hears and looks
                 continue
             try:
+                # At the end `wait` does not wait any more, so that `_hear_all` has to.
                 self._hear_all(self._pause if worker_0_ends else 0.)
                 self._look()
             finally:
                 self._turn.release()
             worker_0_has_closed = not self._own.is_open
-            if worker_0_has_closed:
-                end_at = min(end_at, time.monotonic() + _SECONDS_TO_CLOSE)
+            if worker_0_has_closed and end_at == math.inf:
+                end_at = time.monotonic() + _SECONDS_TO_CLOSE
         self._listener.close()
         for lines in self._connections:
             lines.close()
@@ -267,10 +272,10 @@ class Coordinator:
             sockets.append(self._listener)
         if until is not None:
             sockets.append(until)
-        if self._watched is None or self._watched[0] != sockets:
-            self._watched = (sockets, Watched(sockets))
+        if self._sockets != sockets:
+            self._sockets, self._watched = sockets, Watched(sockets)
         is_over = False
-        for ready in self._watched[1].ready(seconds):
+        for ready in self._watched.ready(seconds):
             if ready is until:
                 is_over = True
             elif ready is self._listener:
@@ -325,7 +330,8 @@ class Coordinator:
 
     def _judge(self, lines: Lines, message: dict) -> None:
         """Answers a message of a process that is no worker yet: takes it in, refuses it, or has it
-        compare what it trains.
+        compare what it trains. A process that says why it cannot join is refused; if it knows the
+        signature of worker 0, it is a worker of this run, and all are told.
 
         Args:
           lines: the connection.
@@ -345,7 +351,7 @@ class Coordinator:
         why_it_cannot_join = message.get('why')  # by its own account: it trains something else, say
         if why_it_cannot_join:
             refused = self._refuse(lines, rank, why_it_cannot_join)
-            if knows_signature:  # a worker of this run, without which no other can begin
+            if knows_signature:  # no other worker can begin without it
                 self._send_all(refused)
             return
         if not knows_signature:
@@ -498,7 +504,9 @@ class Coordinator:
             return
         self._send_all({'type': 'lost', 'rank': worker.rank, 'why': why}, but=worker)
         self._is_lost = True
-        if worker.has_ended:  # it waits for the end of all, which does not come
+        # It has done its part, and ends in good order: the end of all, for which it waits, does not
+        # come.
+        if worker.has_ended:
             worker.send({'type': 'end'})
 
     def _look(self) -> None:
@@ -623,7 +631,9 @@ class Coordinator:
 
     def _cannot_go_on_with(self, other: _Worker, worker: _Worker, now: float) -> bool:
         """Whether `worker`, which does not wait to begin anything, is held up by `other`."""
-        if other.has_ended:  # `other` takes part in no step any more, and a step needs all
+        # An `other` that has ended takes part in no step any more. It holds up a worker that is in
+        # a step, and not yet one that is between two steps.
+        if other.has_ended:
             return worker.in_step
         # Each worker gives a sign of life every `_between_signs` seconds; it may come a bit late.
         long_silence = max(FIRST_LINE_AFTER, 1.5 * self._between_signs)

@@ -10,7 +10,8 @@ A message has a `type`, and further fields that go with it. A worker says
     left      its session makes no more steps: `session`, `signal`
     done      its training is over
     failed    it ends by an error: `why`
-    lost      worker 0 is lost to it, and may hear so when it thaws: `rank`, `why`
+    lost      it has heard nothing of worker 0 for `dead_after`, and ends; worker 0 reads this if it
+              was frozen and goes on: `rank` of worker 0, `why`
 
 and worker 0
 
@@ -55,9 +56,10 @@ _SECONDS_TO_WAIT = 10.  # until a socket takes data, or has some, which it mostl
 # {field of a message: the type of its value}
 _FIELDS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dict, 'session': int,
            'signal': int, 'is_last': bool, 'checks': bool, 'in_step': bool}
-_TYPES_OF_WORKERS = ['hello', 'alive', 'begin', 'raised', 'left', 'done', 'failed']
+_TYPES_OF_WORKERS = ['hello', 'alive', 'begin', 'raised', 'left', 'done', 'failed',
+                     'lost']
 _TYPES_OF_WORKER_0 = ['compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs',
-                      'gone', 'lost', 'end']
+                      'gone', 'lost', 'end']  # some types are said by both sides
 # A list and no set: a stranger may send a `type` without a hash, such as [], and `in` a set would
 # raise.
 _TYPES = _TYPES_OF_WORKERS + _TYPES_OF_WORKER_0
@@ -92,8 +94,8 @@ class Lines:
         self._newest = b''  # the newest data that were whole lines, and the messages in them
         self._messages: typing.List[dict] = []
         self._sending = threading.Lock()  # held while the main thread, or another one, sends
-        # Python asks the system before each use of a socket with a timeout whether it is ready.
-        # Here it mostly is, and this is made sure of where it is not.
+        # With a timeout, Python would poll before each call. So the socket does not block, and
+        # `_send_all` and `take` poll after a `BlockingIOError` alone.
         connected.setblocking(False)
         self._watched = Watched([connected])
 
@@ -136,15 +138,11 @@ class Lines:
           OSError: the other side has closed the connection, or it is broken.
           ClusterError: what has come is no message.
         """
-        try:
-            data = self.socket.recv(1 << 16)
-        except BlockingIOError:
-            self.has_data(_SECONDS_TO_WAIT)
-            data = self.socket.recv(1 << 16)  # an `OSError` if there are no data yet
-        if not data:
-            raise ConnectionError('closed')
+        data = self._data()
         is_at_beginning = not self._received
-        if is_at_beginning and data == self._newest:  # as in each step: it is not parsed again
+        # The same bytes, from the beginning of a line to the end of one, are the same messages, as
+        # in each step.
+        if is_at_beginning and data == self._newest:
             return self._messages
         self._received += data
         lines: typing.List[bytearray] = []
@@ -156,6 +154,18 @@ class Lines:
         if is_at_beginning and not self._received:
             self._newest, self._messages = data, messages
         return messages
+
+    def _data(self) -> bytes:
+        """Data that have come. Waits a few seconds if there are none; raises `OSError` if there are
+        none then, or if the other side has closed the connection."""
+        try:
+            data = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            self.has_data(_SECONDS_TO_WAIT)
+            data = self.socket.recv(1 << 16)
+        if not data:
+            raise ConnectionError('closed')
+        return data
 
     def close(self) -> None:
         """Ends the connection, also where a child process has a copy of the socket."""
@@ -183,7 +193,7 @@ class Watched:
 
 def line_of(message: dict) -> bytes:
     """A message as it is sent."""
-    if 'why' in message:
+    if 'why' in message:  # what `shown` gives stays the same in `shown`, also where it is cut
         message = dict(message, why=shown(message['why'])[:_MOST_CHARACTERS])
     return _json(message) + b'\n'
 

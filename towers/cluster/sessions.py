@@ -127,8 +127,8 @@ class BeginHook(tf.train.SessionRunHook):
 
         On a worker that is not the chief, `tf.train.MonitoredTrainingSession` runs no initializer:
         it waits until the chief has run them. But in a ring each worker's variables live in its own
-        server, where they keep their values for the session to come. (With Horovod no server keeps
-        them: each process has to make its session as a chief.)
+        server: a session with the same target, such as that one, sees the values. (With Horovod no
+        server keeps them: each process has to make its session as a chief.)
         """
         if self._cluster.kind == 'ring' and not self._cluster.is_chief:
             with tf.Session(self._target, config=self._config) as session:
@@ -148,7 +148,8 @@ class BeginHook(tf.train.SessionRunHook):
         for build in builds:
             build.machines.exchange.begin_session(session)  # lets steps be made in it
         # Workers of parameter servers other than the chief have waited already, for the values that
-        # the chief gives the variables: see `_prepare_session`.
+        # the chief gives the variables: see `_prepare_session`, where they name none. With
+        # parameter servers `_names` is [], too.
         has_still_to_wait = not self._cluster.is_served or self._cluster.is_chief
         if has_still_to_wait:
             differing_rank = self._connection.begin_session(self._names)
@@ -176,7 +177,7 @@ class BeginHook(tf.train.SessionRunHook):
 
 class _PreparedStep(typing.NamedTuple):
     """A call of a session without feeds, which makes a step."""
-    fetches: typing.Any  # kept, since the key of a `_PreparedStep` has the identities of its leaves
+    fetches: typing.Any  # kept alive: the key has ids, which Python may give to a new object
     positions: typing.List[int]  # of the builds of which it makes a step
     call: typing.Callable  # with the arguments `options` and `run_metadata` of the session's `run`
 
@@ -267,7 +268,9 @@ class _StepsTogether:
                       accept_options: bool = False) -> typing.Callable:
         """Takes the place of the session's `make_callable`."""
         call = self._make_callable(fetches, feed_list, accept_options)
-        if feed_list is not None:  # then TensorFlow's function calls the session's `run`, see above
+        # With feeds, TensorFlow's function calls the session's `run`, which is `run` above, and so
+        # begins the step itself.
+        if feed_list is not None:
             return call
         positions = self._builds_stepped_by(fetches)
         return lambda *fed, **options: self._step(positions, lambda: call(*fed, **options))
