@@ -100,7 +100,7 @@ def _takes_or_gives_list(op: tf.Operation) -> bool:
     """Whether an input or a result of an operation is a list of tensors, or another value of the
     type `tf.variant`."""
     tensors = itertools.chain(op.inputs, op.outputs)
-    return any(tensor.dtype.base_dtype == tf.variant for tensor in tensors)
+    return any(tensor.dtype == tf.variant for tensor in tensors)
 
 
 def _can_begin(op: tf.Operation, states: PerhapsStates) -> bool:
