@@ -1336,6 +1336,12 @@ def reshaped_by_difference(x):
 
 
 @coupled
+def stateless_numbers_of_each_example(x):
+    drawn = tf.random.stateless_uniform([size(x)], [1, 2])
+    return average(score(x) * drawn)
+
+
+@coupled
 def conditional_accumulator(x):
     q = tf.FIFOQueue(1, [tf.float32], [[]])
     with tf.control_dependencies([q.enqueue(average(score(x)))]):
@@ -2181,6 +2187,11 @@ def variational_autoencoder(x):
     z = mu + tf.exp(log_s) * tf.random_normal(tf.shape(mu))
     kl = -0.5 * total(1 + 2 * log_s - tf.square(mu) - tf.exp(2 * log_s), 1)
     return average(total(tf.square(dense(z, 6, 'decode') - x), 1) + kl)
+
+
+@independent
+def stateless_numbers_for_all(x):
+    return average(tf.square(score(x) * tf.random.stateless_uniform([], [1, 2])))
 
 
 @independent

@@ -274,6 +274,29 @@ def test_what_a_learning_rate_is_computed_from_is_named():
         "'rate/v': ")
 
 
+@pytest.mark.parametrize('written, conditions', [
+    (tf.reduce_mean, 'but for what is written from the examples of a tower and the update reads: '
+     "'v', "),
+    (lambda x: towers.batch_mean(tf.reduce_mean(x)), '')])
+def test_what_a_transformation_of_gradients_reads_is_named(written, conditions):
+    """On one device the read may come before the write or after it."""
+    def model_fn(x):
+        variable = tf.get_variable('v', [], tf.float64, tf.ones_initializer(), trainable=False)
+        kept.append(variable)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(variable, written(x)))
+        return tf.reduce_mean(tf.matmul(x, tf.get_variable('w', [5, 1], tf.float64)))
+
+    def scaled(pairs):
+        return [(gradient * kept[0].read_value(), variable) for gradient, variable in pairs]
+    kept = []
+    features = tf.placeholder(tf.float64, [None, 5])
+    objective = towers.Objective(tf.train.GradientDescentOptimizer(.1), transform_gradients=scaled)
+    line = towers.build_towers(model_fn, (features,), objective, 2, 'mean').plan.line('one device')
+    assert line.startswith(
+        "proven, %sbut for whether a transformation of the gradients reads a variable before an "
+        "update op writes it, or after: 'v': " % conditions)
+
+
 def averaged(x):
     """A loss that is divided by a moving average, which an update reads anew."""
     variable, before = made('mean', tf.GraphKeys.GLOBAL_VARIABLES)

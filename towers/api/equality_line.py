@@ -23,8 +23,10 @@ from towers import compat
 from towers.api.train_ops import Update
 from towers.copies.tower_set import TowerSet
 from towers.gradients.gradient_pairs import tensors_of
+from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import names_of
+from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
 from towers.model.objectives import all_pairs, with_parts
 from towers.model.outputs import fetches_of
@@ -43,7 +45,11 @@ def equality_line(tower_set: TowerSet, update: Update) -> typing.Optional[str]:
     recorded = tower_set.recorded
     question = _question(tower_set)
     writes = _writes_of_step(tower_set)
-    writers_for_update = _writers_read_by(_read_by_update(update), writes)
+    read_by_transformation = _read_by_transformation(update, tower_set.towers)
+    writers_for_update = _writers_read_by(
+        _read_by_update(update) + read_by_transformation, writes)
+    question = question._replace(transformed_by=_written_by_update_ops(
+        read_by_transformation, writes, tower_set))
     has_names = isinstance(recorded.output.loss, dict)
     texts = []
     for name_of_loss, loss in with_parts('loss', recorded.output.loss):
@@ -208,6 +214,36 @@ def _read_by_update(update: Update) -> typing.List[tf.Tensor]:
     for op in takers.values():
         read += graph_walk.without_names(op.inputs, gradient_names)
     return read
+
+
+def _read_by_transformation(update: Update,
+                            towers: typing.Sequence[Tower]) -> typing.List[tf.Tensor]:
+    """The variables that are read between the gradients of the towers and the gradients that the
+    update takes, as by `transform_gradients`."""
+    in_towers: typing.Set[str] = set()
+    for tower in towers:
+        in_towers |= tower.forward | tower.backward
+
+    def sources(op: tf.Operation) -> typing.List[tf.Operation]:
+        """The operations that an operation outside of the towers takes its inputs from."""
+        return [] if op.name in in_towers else graph_walk.producers_of(op)
+
+    gradients = tensors_of(all_pairs(update.gradients))
+    operations = graph_walk.reached([tensor.op for tensor in gradients], sources).values()
+    return [op.outputs[0] for op in operations if op.type in VARIABLE_OPS]
+
+
+def _written_by_update_ops(variables: typing.List[tf.Tensor], writes: typing.List[Write],
+                           tower_set: TowerSet) -> typing.List[str]:
+    """The names of the variables, among some, that an update op of a step writes: a write that the
+    loss and the predictions do not need."""
+    forward = names_of(graph_walk.step_operations(fetches_of(tower_set.recorded.output)))
+    names = {variable.op.name for variable in variables}
+    found: typing.Set[str] = set()
+    for write in writes:
+        if write.op.name not in forward:
+            found |= names.intersection(write.variables)
+    return sorted(found)
 
 
 def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write]) -> Writers:

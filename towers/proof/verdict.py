@@ -59,6 +59,8 @@ class Question(typing.NamedTuple):
     # All writers of the variables that the update reads beside the gradients, as for its learning
     # rate.
     writers_for_update: Writers = NO_WRITERS
+    # Names of variables that a transformation of the gradients reads, and an update op writes.
+    transformed_by: typing.Sequence[str] = ()
     # Names of reference variables that a gradient may read before an update op writes them, or
     # after the write.
     read_in_any_order: typing.Sequence[str] = ()
@@ -316,6 +318,10 @@ def _conditions_of_variables(state: State, analysis: Analysis,
             'but for state that each %s keeps of its own examples and the loss reads: %s '
             '(towers.batch_sum and batch_mean give values of all towers)' % (
                 question.part_name, _names(by_each_tower)))
+    if question.transformed_by:
+        conditions.append(
+            'but for whether a transformation of the gradients reads a variable before an update '
+            'op writes it, or after: %s' % _names(question.transformed_by))
     if question.read_in_any_order:
         conditions.append(
             'but for whether a gradient reads a reference variable before an update op writes it, '

@@ -10,6 +10,9 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from towers import compat
+from towers.graph import graph_walk
+from towers.graph.op_types import ADDS, SETS
 from towers.proof import sizes
 from towers.proof.contexts import NUMBER_OF_EXAMPLES
 from towers.proof.rules.common import (
@@ -461,15 +464,37 @@ def zeros_like(op: tf.Operation, states: _States, view: View) -> State:
 
 def random_numbers(op: tf.Operation, states: _States, view: View) -> State:
     """Random numbers of a shape: for (n, 4) each example has 4 numbers of its own, as on one
-    device."""
+    device.
+
+    Numbers that a stateless operation computes from a seed are the same on every tower, if the
+    towers have the seed in common: those for the examples by their places in the shard, so that the
+    first examples of all shards get the same numbers.
+    """
     shape_state = states[0]
     parameters = states[1:]
     if not kinds_of(parameters) <= {Kind.INDEPENDENT}:
         return unknown(op, 'draws from a distribution of the examples')
     shape = sizes_in(op.inputs[0], shape_state, view)
     result = tensor_of_shape(op, shape, shape_state)
+    if op.type.startswith('Stateless') and not _has_seed_of_each_tower(op, parameters, view):
+        if result.kind is not Kind.INDEPENDENT:
+            return unknown(op, 'draws the same numbers for the examples of each shard')
+        return result._replace(is_uniform=False).with_marks_of(*states)
     # `tensor_of_shape` supposes one value for all examples. Here each example draws its own.
     return result._replace(is_constant=False, is_random=True).with_marks_of(*states)
+
+
+def _has_seed_of_each_tower(op: tf.Operation, parameters: _States, view: View) -> bool:
+    """Whether a stateless random operation has another seed on each tower: the seed is drawn by the
+    tower; or it is computed from a variable that the forward pass counts up, as in Keras 3, so that
+    `gradients.stateless_random.give_own_seeds` gives each tower a seed of its own."""
+    if any(state.is_random for state in parameters):
+        return True
+    if compat.in_control_flow(op):  # there `give_own_seeds` leaves the seed as it is
+        return False
+    before_seed = graph_walk.ancestors(list(op.inputs)[1:])
+    return any(other.type in SETS | ADDS and other.inputs[0].op.name in before_seed
+               for other in view.graph.get_operations())
 
 
 def range_of(op: tf.Operation, states: _States, view: View) -> State:
