@@ -28,6 +28,16 @@ def test_it_saves_at_the_start_at_the_multiples_and_at_the_end(tmpdir):
         assert directory not in state.read()
 
 
+def test_a_call_of_several_steps_saves_where_it_passes_a_multiple(tmpdir):
+    step = tf.train.get_or_create_global_step()
+    three_steps = tf.assign_add(step, 3)
+    hook = CheckpointHook(str(tmpdir), step, save_steps=4, keep=10)
+    with tf.train.MonitoredSession(hooks=[hook]) as session:
+        for _ in range(5):
+            session.run(three_steps)
+    assert saved_steps(str(tmpdir))[:2] == [0, 6]
+
+
 @pytest.mark.slow
 def test_a_run_that_goes_on_saves_at_the_same_steps_and_no_step_twice(tmpdir):
     directory = str(tmpdir)
@@ -135,6 +145,7 @@ def test_a_lost_state_file_stops_a_run_that_did_not_look(tmpdir):
             directory))
 
 
+@pytest.mark.slow
 def test_a_save_that_hits_a_limit_is_an_error_that_says_what_is_safe(tmpdir):
     # A real failure of the file system. To TF it is an OutOfRangeError, at which a
     # MonitoredSession would end as if all were well.
