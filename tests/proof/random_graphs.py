@@ -203,7 +203,7 @@ class Program:
             lambda: x[0], lambda: x[:, 0], lambda: x[..., 0], lambda: x[:, 1:], lambda: x[1:],
             lambda: x[..., :2], lambda: x[:, None], lambda: x[None], lambda: x[:, ::2],
             lambda: x[..., None, :1], lambda: x[:size], lambda: x[:, :size], lambda: x[-1],
-            lambda: tf.slice(x, [0, 1], [-1, 2]), lambda: x[::-1], lambda: x[:, ::-1]])()
+            lambda: tf.slice(x, [0, 1], [-1, -1]), lambda: x[::-1], lambda: x[:, ::-1]])()
 
     def repeated(self):
         x = self.a_float()

@@ -131,7 +131,7 @@ def check_static_graph(seed):
         norms = find_batch_norms(analysis, operations)
         for number, (program, loss) in enumerate(programs):
             question = Question(adds_shards=analysis.state(loss).kind is Kind.SUM,
-                                static_size=SHARD, names='tower')
+                                static_size=SHARD, part_name='tower')
             verdict = verdict_of([loss], analysis, norms, question)
             if not verdict.text.startswith('proven, if') or 'but for' in verdict.text:
                 continue
