@@ -273,7 +273,8 @@ class Coordinator:
         if until is not None:
             sockets.append(until)
         if self._sockets != sockets:
-            self._sockets, self._watched = sockets, Watched(sockets)
+            self._sockets = sockets
+            self._watched = Watched(sockets)
         is_over = False
         for ready in self._watched.ready(seconds):
             if ready is until:
@@ -537,20 +538,31 @@ class Coordinator:
         if not failed or not self._cluster.waits:
             return
         first = min(failed, key=lambda worker: worker.raised_at)
-        others = [worker for worker in self._workers
-                  if worker is not first and not worker.has_ended]
-        # A step may fail on all workers alike, on one a bit later than on another. And what has
-        # failed here may be the loss of a worker, or server, whose silence is not long enough yet.
-        seconds = self._usual_seconds()
-        if self._cluster.is_served:
-            seconds = max(seconds, self._dead_after)
-        waits_since = max(first.raised_at, self._began_at + seconds)
-        all_are_alive = all(worker.heard_at > first.raised_at for worker in others)
-        if all_are_alive and any(
-                worker.in_step and worker.heard_at > waits_since for worker in others):
+        if self._has_failed_alone(first):
             why = _FAILED_ALONE % first.raised
             first.send({'type': 'lost', 'rank': first.rank, 'why': why})
             self._lose(first, why)
+
+    def _has_failed_alone(self, failed: _Worker) -> bool:
+        """Whether another worker is still in the step that has failed on a worker, after the time
+        that a step may take, and all others have given a sign of life since it failed.
+
+        A step may fail on all workers alike, on one a bit later than on another. And what has
+        failed may be the loss of a worker, or server, whose silence is not long enough yet.
+        """
+        seconds = self._usual_seconds()
+        if self._cluster.is_served:
+            seconds = max(seconds, self._dead_after)
+        waits_since = max(failed.raised_at, self._began_at + seconds)
+        is_awaited = False
+        for worker in self._workers:
+            if worker is failed or worker.has_ended:
+                continue
+            if worker.heard_at <= failed.raised_at:
+                return False
+            if worker.in_step and worker.heard_at > waits_since:
+                is_awaited = True
+        return is_awaited
 
     def _look_for_silence(self, now: float) -> None:
         """Loses the workers that have been silent for `dead_after`. A worker whose process was

@@ -152,7 +152,8 @@ class Lines:
             raise ClusterError('a message of more than %d bytes' % self._most)
         messages = [_parsed(bytes(line)) for line in lines]
         if is_at_beginning and not self._received:
-            self._newest, self._messages = data, messages
+            self._newest = data
+            self._messages = messages
         return messages
 
     def _data(self) -> bytes:
