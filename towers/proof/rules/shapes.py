@@ -37,6 +37,7 @@ from towers.proof.states import (
     sizes_state,
     unknown,
 )
+from towers.proof.traced_numbers import has_item_for_each_dimension
 from towers.proof.view import View, is_wide
 
 _States = typing.Sequence[State]
@@ -226,9 +227,8 @@ def sizes_in_brackets(op: tf.Operation, states: _States, view: View) -> State:
     item, and so one bit.
     """
     numbers = _numbers_in_vector(op, states, view)
-    has_other_item = op.get_attr('new_axis_mask') or op.get_attr('ellipsis_mask')
     has_one_item = view.shape(op.inputs[1]) == [1]
-    if has_other_item or not has_one_item:
+    if not has_one_item or not has_item_for_each_dimension(op):
         raise NotKnown(op, _IS_NO_SIZE)
     begin, end, stride = _limits_of_slice(op, view)
     is_index = op.get_attr('shrink_axis_mask')
