@@ -111,7 +111,8 @@ KINDS.update((each.__name__, (each, None)) for each in [
     nested_control_flow, two_rnns, custom_gradient, gradient_penalty, python_function, look_up])
 
 
-LONG = ('nested_control_flow', 'two_rnns', 'branch', 'gradient_penalty')
+LONG = ('nested_control_flow', 'two_rnns', 'branch', 'gradient_penalty', 'custom_gradient',
+        'python_function')
 
 
 @pytest.mark.parametrize('name, variables', [

@@ -102,6 +102,7 @@ def test_a_sum_that_is_not_where_its_variable_is_is_a_fault():
 
 # ---- the command ---------------------------------------------------------------------------------
 
+@slow
 @with_kernels
 def test_it_goes_on_where_it_was(tmp_path, capsys):
     options = gpu_graphs.parse(['--networks=policy,deep_q', '--modes=shared,bf16', '--towers=2',

@@ -60,6 +60,7 @@ def test_a_worker_whose_port_is_taken_tells_worker_0():
         workers[0], workers[1], why))
 
 
+@slow
 def test_a_line_about_a_wait_is_in_a_log_at_once(graph, monkeypatch, tmp_path):
     monkeypatch.setattr(addresses_module, 'FIRST_LINE_AFTER', .1)
     workers, log = addresses(2), tmp_path / 'log'

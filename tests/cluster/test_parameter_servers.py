@@ -140,6 +140,7 @@ def test_a_program_that_enables_control_flow_v2_trains():
         assert in_sessions(serve(2), work, build)[0] == 2.
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_named():
     cluster = towers.Cluster('ps', *addresses(1, 1))
     built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])),

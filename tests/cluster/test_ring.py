@@ -117,7 +117,7 @@ def test_local_steps_are_each_workers_own_until_all_take_the_mean():
                                        sorted([weights[rank], slots[rank]]), 1e-14)
 
 
-@pytest.mark.parametrize('batches', [5, 7, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('batches', first_fast(1, [7, 5, 8]))
 def test_local_steps_end_on_all_workers_when_the_data_of_one_end(batches):
     """In a step that the other makes: before a mean, and in place of one. Worker 1 alone ends."""
     workers = addresses(2)
@@ -293,6 +293,7 @@ def by_types(words):
     return sum_of('float16') + sum_of('float32') + sum_of('float64')
 
 
+@pytest.mark.slow
 def test_small_dense_gradients_beside_rows_are_those_of_one_device():
     """With all workers the same bits."""
     words, workers = np.random.RandomState(0).randint(50, size=[6, 3]), addresses(3)

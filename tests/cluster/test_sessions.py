@@ -148,7 +148,7 @@ def test_a_step_gives_what_it_fetches_and_names_what_fails():
 
 
 @pytest.mark.parametrize('config, expected', [
-    (tf.ConfigProto(), set()),
+    pytest.param(tf.ConfigProto(), set(), marks=pytest.mark.slow),
     (tf.ConfigProto(graph_options=tf.GraphOptions(build_cost_model=1)), {'cost_graph'})])
 def test_a_step_fills_the_metadata_that_it_is_asked_for(config, expected):
     """By its options, or by the config of the session. In any other step both are left out."""
@@ -302,6 +302,7 @@ def test_a_session_that_is_lost_is_not_made_again(make):
             session.run(built.train_op)
 
 
+@pytest.mark.slow
 def test_the_error_of_a_step_that_costs_the_session_is_said(graph):
     """A `MonitoredSession` takes an `UnavailableError` for the loss of a machine, and hides it."""
     cluster = towers.Cluster('ring', addresses(1))

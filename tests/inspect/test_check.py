@@ -22,6 +22,7 @@ def adam():
 
 # ---- good models --------------------------------------------------------------------------------
 
+@slow
 @pytest.mark.parametrize('name', ['slim', pytest.param('keras', marks=slow),
                                   pytest.param('while_loop', marks=slow)])
 def test_good_models_are_equal(name):

@@ -52,7 +52,7 @@ NOTICED_BY_ONE = [
 
 
 def test_what_couples_examples_is_not_proven():
-    some = list(losses.COUPLED)[::6] + NOTICED_BY_ONE
+    some = list(losses.COUPLED)[::12] + NOTICED_BY_ONE
     check_that_all_begin(losses.COUPLED, dict.fromkeys(some), 'not proven: ')
 
 
@@ -62,7 +62,7 @@ def test_all_that_couples_examples_is_not_proven():
 
 
 def test_what_does_not_couple_examples_is_proven():
-    check_that_all_begin(losses.INDEPENDENT, list(losses.INDEPENDENT)[::6], 'proven: ')
+    check_that_all_begin(losses.INDEPENDENT, list(losses.INDEPENDENT)[::12], 'proven: ')
 
 
 @pytest.mark.slow

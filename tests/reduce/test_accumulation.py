@@ -235,6 +235,7 @@ def largest_use(micro_batches):
     return constants, images.nbytes, peak
 
 
+@slow
 def test_memory_does_not_grow_with_the_number_of_micro_batches():
     constants, batch, peak = largest_use(2)
     more_constants, larger_batch, larger_peak = largest_use(8)

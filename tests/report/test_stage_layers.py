@@ -1,6 +1,7 @@
 """The layers of a stage: whose time an operation is, and which name scopes are rows."""
 
 import numpy as np
+import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
@@ -62,6 +63,7 @@ def test_names_are_the_models_own_in_each_tower_and_in_a_scope_of_the_caller():
     assert first == second == [Layer('a/MatMul', 10, 20, 3), Layer('b/MatMul', 10, 20, 3)]
 
 
+@pytest.mark.slow
 def test_the_longest_scopes_are_divided():
     def body(x):
         for block in range(3):
@@ -76,6 +78,7 @@ def test_the_longest_scopes_are_divided():
                      + ['net/block_2'])
 
 
+@pytest.mark.slow
 def test_what_takes_least_is_one_row():
     def body(x):
         with tf.variable_scope('', reuse=tf.AUTO_REUSE):

@@ -51,7 +51,7 @@ def state_of_each_tower(now):
 
 @pytest.mark.parametrize('write, inputs, copies', [
     (rows_of_examples, [[0., 0., 1., 1.], [0, 1, 2, 3]], 'clone'),
-    (state_of_each_tower, [[0., 0., 1., 1.]], 'clone'),
+    pytest.param(state_of_each_tower, [[0., 0., 1., 1.]], 'clone', marks=pytest.mark.slow),
     (state_of_each_tower, [[0., 0., 1., 1.]], 'reuse')])
 def test_what_tower_0_writes_comes_after_reads_of_the_updates_of_other_towers(
         write, inputs, copies):

@@ -195,7 +195,7 @@ def averages_other(unused_centers, rows, features, unused_difference):
     return tf.assign(other, .5 * other + .1 * sums(rows, features))
 
 
-@pytest.mark.parametrize('updates, num_towers, options', first_fast(2, [
+@pytest.mark.parametrize('updates, num_towers, options', first_fast(1, [
     ((counts_steps, pulls), 3, {}),
     ((counts_steps, codebook(sums)), 3, {}),
     ((counts_steps, pulls_by_steps), 3, {}),

@@ -79,7 +79,7 @@ CASES = [
      'labels.txt is a pipe')]
 
 
-@pytest.mark.parametrize('make, argv, said', first_fast(4, CASES))
+@pytest.mark.parametrize('make, argv, said', first_fast(2, CASES))
 def test_a_hostile_file_ends_in_one_line(runner, begun, tmp_path, make, argv, said):
     folder = tmp_path / 'run'
     shutil.copytree(begun, str(folder))

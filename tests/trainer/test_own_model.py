@@ -208,6 +208,7 @@ def test_what_the_function_raises_keeps_its_traceback(started):
         "KeyError: 'no such word'" % NAME]
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_names_the_line_of_the_function(started):
     line = 1 + MODULE[:MODULE.index('3 + labels')].count('\n')
     run = started('outside', 'outside', status=1)

@@ -71,6 +71,7 @@ def rows_in_a_branch_in_a_loop(x):
 
 
 # The variables are on '/cpu:0'.
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', first_fast(1, [['/cpu:1', '/cpu:2'], 2]))
 @pytest.mark.parametrize('copies', first_fast(1, ['clone', 'reuse']))
 @pytest.mark.parametrize('model_fn', first_fast(1, [

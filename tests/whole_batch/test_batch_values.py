@@ -124,6 +124,7 @@ def test_a_loss_over_what_is_counted_in_the_batch(options):
     assert assert_one_device(masked_sequence_loss, **options).plan.line('whole batch') is None
 
 
+@slow
 @pytest.mark.parametrize('options', [dict(num_towers=4)] + [
     pytest.param(each, marks=slow) for each in WAYS[2:]], ids=str)
 def test_negatives_from_the_whole_batch(options):
@@ -289,6 +290,7 @@ def test_batch_norm_of_keras_in_sync(mended_slim):
     assert_one_device(convolutional(kerass), 'images', 1e-10, ['moving'], batch_norm='sync')
 
 
+@slow
 @pytest.mark.parametrize('is_in_branch', first_fast(1, [True, False]))
 def test_fused_batch_norm_in_sync_is_that_of_one_device(is_in_branch, mended_slim):
     """The kernel is float32 alone; its moving variance has the correction n / (n - 1)."""
