@@ -7,7 +7,8 @@ import tensorflow.compat.v1 as tf
 from towers.proof.analysis import analyse
 from towers.proof.batch_norms import find_batch_norms
 from towers.proof.states import Kind
-from towers.proof.verdict import Question, verdict_of
+from towers.proof.question import Question
+from towers.proof.verdict import verdict_of
 
 MEAN_OF_TOWERS = Question(adds_shards=False, static_size=None, part_name='tower')
 

@@ -16,7 +16,8 @@ from towers.graph import graph_walk
 from towers.proof.analysis import analyse
 from towers.proof.batch_norms import find_batch_norms
 from towers.proof.states import Kind
-from towers.proof.verdict import Question, verdict_of
+from towers.proof.question import Question
+from towers.proof.verdict import verdict_of
 
 SHARDS = [(4, 4), (3, 5), (1, 7), (6, 2)]  # numbers of examples
 IN_A_GRAPH = 10  # programs

@@ -7,7 +7,8 @@ import tensorflow.compat.v1 as tf
 import towers
 from towers.proof.analysis import analyse
 from towers.proof.batch_norms import find_batch_norms
-from towers.proof.verdict import Question, verdict_of
+from towers.proof.question import Question
+from towers.proof.verdict import verdict_of
 from case_marks import first_fast
 
 SIZE = 4  # examples of a shard

@@ -10,7 +10,7 @@ towers; `OWN` is the role of a variable that each tower has, and writes, for its
 (`roles/ownership`). A `Write` is an operation with the names of the variables that it writes;
 `Writers` are the writes of some variables, {name of a variable: operations}. A `Question` is what
 the proof has to know of a build beside the forward pass, such as the writers of the variables that
-the loss reads (`proof/verdict`).
+the loss reads (`proof/question`).
 """
 
 import collections
@@ -31,8 +31,9 @@ from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
 from towers.model.objectives import all_pairs, with_parts
 from towers.model.outputs import fetches_of
 from towers.model.request import Request
+from towers.proof.question import Question, Writers
 from towers.proof.stand_ins import static_size
-from towers.proof.verdict import Question, Writers, verdict_of
+from towers.proof.verdict import verdict_of
 from towers.roles.variable_roles import FIRST, OWN, Roles
 from towers.roles.writes import Write, writes_by, writes_of_call, writes_to
 

@@ -19,10 +19,12 @@ Read in this order:
    `static_batch`: the constants that come from the size of a static batch, with `traced_numbers`;
    `loops_of_size`: loops that may run once for each example of it; `analysis`: the result.
 7. `batch_norms`: the statistics that batch norms take; `written`: the values that are written to
-   variables; `verdict`: the plan's line.
+   variables.
+8. `question`: what the build does to the losses; `verdict`: the plan's line; `conditions`: those of
+   a proof, in words.
 
 Tests: `tests/proof/test_rules.py` has a line for each answer of a rule, `losses.py` whole losses
 whose answer is known by hand, `random_graphs.py` makes programs at random. What has no test file of
 its own (`scratch`, `functions`, `view`, `contexts`, `by_table`, `transfer`, `fixed_point`,
-`written_before`) is tested by these, and by `test_analysis.py`.
+`written_before`, `conditions`) is tested by these, and by `test_analysis.py`.
 """

@@ -9,7 +9,9 @@ import typing
 
 from towers.proof.rules import (
     arrays,
+    broadcast_gradients,
     entries,
+    fills,
     gathers,
     images,
     joining,
@@ -163,22 +165,22 @@ TABLE = [
         'The product of the lengths of all dimensions.', takes_sizes=True),
     Row('Rank', shapes.rank_of,
         'The same on every tower.', takes_sizes=True),
-    Row('BroadcastGradientArgs', shapes.broadcast_gradient_args,
+    Row('BroadcastGradientArgs', broadcast_gradients.broadcast_gradient_args,
         'A factor is repeated along the dimensions that it lacks, or has with one entry.',
         takes_sizes=True),
-    Row('Fill', shapes.fill,
+    Row('Fill', fills.fill,
         'All entries are one value.', takes_sizes=True, linear_in=_ALL_BUT_FIRST),
-    Row('ZerosLike OnesLike', shapes.zeros_like,
+    Row('ZerosLike OnesLike', fills.zeros_like,
         'All entries are one value.', takes_sizes=True),
-    Row('BroadcastTo', shapes.broadcast_to,
+    Row('BroadcastTo', fills.broadcast_to,
         'A value without the examples is the same for all of them.', takes_sizes=True),
-    Row('Range', shapes.range_of,
+    Row('Range', fills.range_of,
         'Counts.', of_sizes=shapes.sizes_of_range, takes_sizes=True),
     Row('RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt RandomGamma '
         'StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomNormal '
         'StatelessRandomNormalV2 StatelessTruncatedNormal StatelessTruncatedNormalV2 '
         'StatelessRandomUniformInt StatelessRandomUniformIntV2',
-        shapes.random_numbers,
+        fills.random_numbers,
         'Numbers drawn for each entry, so for each example where the shape has the examples.',
         takes_sizes=True),
     # ---- the same entries elsewhere

@@ -11,7 +11,7 @@ import typing
 import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.common import is_multiple_of_examples, takes_whole_rows
-from towers.proof.rules.shapes import end_of_count
+from towers.proof.rules.fills import end_of_count
 from towers.proof.states import State, per_example
 from towers.proof.view import View, is_wide, same_numbers_behind
 

@@ -24,8 +24,8 @@ from towers.proof.rules.common import (
     with_new_dimension,
     without_dimensions,
 )
+from towers.proof.rules.fills import repeated
 from towers.proof.rules.moves import computes_entries, moves_entries
-from towers.proof.rules.shapes import repeated
 from towers.proof.rules.totals import sum_of_totals
 from towers.proof.sizes import as_number
 from towers.proof.states import Kind, State, unknown

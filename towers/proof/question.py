@@ -1,0 +1,42 @@
+"""What a proof is asked about a build: what the build does to the losses of its towers, and which
+operations write the variables that the losses read."""
+
+import itertools
+import typing
+
+import tensorflow.compat.v1 as tf
+
+Writers = typing.Mapping[str, typing.Sequence[tf.Operation]]
+"""{name of a variable: the operations of a step that write it}."""
+
+NO_WRITERS: Writers = {}
+
+
+class Question(typing.NamedTuple):
+    """What a build does to the losses of its towers."""
+    adds_shards: bool  # whether the losses of the shards are added up, each with the weight 1
+    static_size: typing.Optional[int]  # the static number of examples of a shard
+    part_name: str  # the name of a part of the batch: 'tower', 'micro-batch', 'machine'
+    # Of the variables that the loss reads, the writers
+    # of those that tower 0 writes for all towers;
+    writers_by_tower_0: Writers = NO_WRITERS
+    # of those that every tower writes in its turn (`update_ops='all'`), whatever the value;
+    writers_in_turn: Writers = NO_WRITERS
+    # and of those that each tower has for itself.
+    writers_by_each_tower: Writers = NO_WRITERS
+    # All writers of the variables that the update reads beside the gradients, as for its learning
+    # rate.
+    writers_for_update: Writers = NO_WRITERS
+    # Names of variables that a transformation of the gradients reads, and an update op writes.
+    transformed_by: typing.Sequence[str] = ()
+    # Names of reference variables that a gradient may read before an update op writes them, or
+    # after the write.
+    read_in_any_order: typing.Sequence[str] = ()
+
+    @property
+    def writers_for_loss(self) -> typing.List[tf.Operation]:
+        """The operations that write the variables which the loss reads."""
+        operations: typing.List[tf.Operation] = []
+        for writers in (self.writers_by_tower_0, self.writers_in_turn, self.writers_by_each_tower):
+            operations += itertools.chain.from_iterable(writers.values())
+        return operations
