@@ -290,7 +290,6 @@ def test_batch_norm_of_keras_in_sync(mended_slim):
     assert_one_device(convolutional(kerass), 'images', 1e-10, ['moving'], batch_norm='sync')
 
 
-@slow
 @pytest.mark.parametrize('is_in_branch', first_fast(1, [True, False]))
 def test_fused_batch_norm_in_sync_is_that_of_one_device(is_in_branch, mended_slim):
     """The kernel is float32 alone; its moving variance has the correction n / (n - 1)."""
