@@ -293,7 +293,6 @@ def by_types(words):
     return sum_of('float16') + sum_of('float32') + sum_of('float64')
 
 
-@pytest.mark.slow
 def test_small_dense_gradients_beside_rows_are_those_of_one_device():
     """With all workers the same bits."""
     words, workers = np.random.RandomState(0).randint(50, size=[6, 3]), addresses(3)

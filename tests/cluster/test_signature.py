@@ -223,7 +223,6 @@ def test_another_update_is_named(one, other, fields, text):
     assert text in why_apart(dict(optimizer=one), dict(optimizer=other), **fields)
 
 
-@slow
 @pytest.mark.parametrize('fields', [{}, pytest.param(dict(uneven=True), marks=slow)])
 def test_the_update_of_a_worker_of_servers_is_that_of_the_chief(fields):
     """Though the chief's takes the servers' sums, and the worker's, which is not run, its own."""
