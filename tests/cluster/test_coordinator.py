@@ -263,6 +263,26 @@ def test_an_asynchronous_worker_that_was_frozen_is_told_that_it_is_given_up():
     assert not of_all[2].losses and len(of_all[1].losses) == 1 and not of_all[1].said
 
 
+def test_what_a_worker_says_that_was_given_up_does_not_end_the_others():
+    """Its network was cut, so that it has given up worker 0 meanwhile, too."""
+    workers = addresses(3)
+    cluster = Cluster('ps', workers, ['127.0.0.1:1'], synchronous=False)
+    of_all = together(lambda rank: Member(workers, rank, cluster=cluster), 3)
+
+    def is_given_up():
+        of_all[0].coordinator._workers[1].heard_at -= 1000.
+        return of_all[2].said
+    wait_until(is_given_up, PATIENCE)
+    for message in ({'type': 'lost', 'rank': 0, 'why': 'silence'}, {'type': 'failed', 'why': 'it'}):
+        of_all[1].connection._lines.send(message)
+    of_all[1].connection.close()
+    wait_until(lambda: len(of_all[0].coordinator._connections) == 2, PATIENCE)
+    for each in of_all[0], of_all[2]:
+        each.connection.begin_session()
+        make_step(each.connection)
+    assert not of_all[0].losses and not of_all[2].losses
+
+
 def test_worker_0_is_told_that_the_others_have_given_it_up():
     """Else it would train on alone, of asynchronous workers, where another run may begin."""
     cluster = Cluster('ps', addresses(2), ['127.0.0.1:1'], synchronous=False)
@@ -368,6 +388,29 @@ def test_workers_on_which_a_step_fails_alike_go_on(monkeypatch, type_of_error):
         connection.finish()
     together(work, 2)
     assert not any(each.losses for each in of_all)
+
+
+@pytest.mark.parametrize('is_served', [False, True])
+def test_after_an_error_of_all_workers_none_waits_for_the_news_of_a_lost_one(is_served):
+    """A lost server would have been the reason of the errors of all."""
+    workers = addresses(2)
+    cluster = Cluster('ps', workers, ['127.0.0.1:1']) if is_served else None
+    of_all = together(lambda rank: Member(workers, rank, cluster=cluster), 2)
+
+    def work(rank):
+        connection = of_all[rank].connection
+        connection.begin_session()
+        with contextlib.suppress(tf.errors.UnknownError), connection.step([0]):
+            assert connection.error(rank * .5) is None  # the other one has failed, and this not yet
+            raise tf.errors.UnknownError(None, None, 'no route')
+        started = time.monotonic()
+        assert connection.error(1. if is_served else PATIENCE) is None
+        waited = time.monotonic() - started
+        assert waited >= 1. if is_served else waited < PATIENCE / 2.
+        with connection.step([0]):
+            started = time.monotonic()
+            assert connection.error(.5) is None and time.monotonic() - started >= .5
+    together(work, 2)
 
 
 @pytest.mark.slow

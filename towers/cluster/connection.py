@@ -123,6 +123,7 @@ class Connection:
         self._answer: typing.Optional[dict] = None  # to the newest `begin`; None until it comes
         self._is_member = False  # whether worker 0 has said that all are there, and train the same
         self._in_step = False
+        self._has_failed_on_all = False  # whether the newest step has failed on each worker
         self._all_ended = False  # whether all have said that their training is over
         self._reset_session()
         self._heard_at = time.monotonic()  # when worker 0 said something last
@@ -131,7 +132,7 @@ class Connection:
         self._awaited = 'for others, or is frozen'
         self._is_closed = False
         self._hears = threading.Lock()  # held by the thread that hears worker 0
-        self._changed = threading.Condition()  # notified when a worker, or a server, is lost
+        self._changed = threading.Condition()  # notified of what `error` waits for
         # Between two looks of the thread. `close` and a loss end the pause.
         self._pause = min(seconds_between_signs(dead_after) / 2., _PAUSE)
         self._ends_pause = threading.Event()
@@ -244,6 +245,7 @@ class Connection:
         self._in_step = True
         self._step_failed = True  # unless it comes to its end
         self.raised = None
+        self._has_failed_on_all = False
         try:
             yield
             self.steps_made += 1
@@ -346,9 +348,11 @@ class Connection:
 
     def error(self, seconds: float = 0.) -> typing.Optional[WorkerLostError]:
         """The error about the worker, or server, that is gone; None if none is gone. Waits up to
-        `seconds` for a loss: it may become known later than the errors that it has caused."""
+        `seconds` for a loss: it may become known later than the errors that it has caused. Does not
+        wait when the newest step has failed on each worker, since none was lost then."""
         with self._changed:
-            self._changed.wait_for(lambda: self.lost is not None, seconds)
+            self._changed.wait_for(
+                lambda: self.lost is not None or self._has_failed_on_all, seconds)
         return None if self.lost is None else self._lost_error(self.lost)
 
     @property
@@ -497,6 +501,10 @@ class Connection:
         kind = message['type']
         if kind == 'welcome':
             self._is_member = True
+        elif kind == 'raised':
+            with self._changed:
+                self._has_failed_on_all = True
+                self._changed.notify_all()
         elif kind == 'end':
             self._all_ended = True
         elif kind in ('go', 'over', 'differs'):

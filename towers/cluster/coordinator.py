@@ -55,6 +55,7 @@ class _Worker:
       raised: why its newest step has failed; None if it has not failed, or when a step begins.
       raised_at: when it said so.
       ended_at: when it said that its training was over, or was lost to others that go on; or None.
+      is_given_up: whether it was lost to others that go on.
       heard_at: when it said something last.
       tell_at: when to tell it for whom it waits.
     """
@@ -73,6 +74,7 @@ class _Worker:
         self.raised: typing.Optional[str] = None
         self.raised_at = 0.
         self.ended_at: typing.Optional[float] = None
+        self.is_given_up = False
         self.restart_clocks()
 
     @property
@@ -398,7 +400,13 @@ class Coordinator:
             worker.send({'type': 'welcome'})
 
     def _take(self, worker: _Worker, message: dict) -> None:
-        """Does what a message of a worker says."""
+        """Does what a message of a worker says.
+
+        What a worker says that others have given up counts no more. Its network may have been cut,
+        so that it has given up worker 0, too: worker 0 would end by that message.
+        """
+        if worker.is_given_up:
+            return
         worker.take(message)
         kind = message['type']
         if kind == 'lost':
@@ -407,8 +415,17 @@ class Coordinator:
             self._own.send(message)
         elif kind == 'failed':
             self._lose(worker, 'it has ended: %s' % message.get('why', '').rstrip('.'))
-        elif kind not in ('alive', 'raised'):  # others may wait for it
+        elif kind == 'raised':
+            self._tell_if_raised_by_all()
+        elif kind != 'alive':  # others may wait for it
             self._let_begin()
+
+    def _tell_if_raised_by_all(self) -> None:
+        """Tells all workers when their newest step has failed on each of them: then no worker is
+        lost, and no worker waits for the news of a loss. A lost server is found by other means."""
+        has_failed_on_all = all(worker.raised is not None for worker in self._workers)
+        if has_failed_on_all and not self._cluster.is_served:
+            self._send_all({'type': 'raised'})
 
     def _let_begin(self) -> None:
         """Answers the workers that wait to begin something, when the answer is known: when all wait
@@ -501,6 +518,7 @@ class Coordinator:
         if others_go_on:
             self._send_all({'type': 'gone', 'rank': worker.rank, 'why': why}, but=worker)
             worker.retire()
+            worker.is_given_up = True
             self._let_begin()  # it may be the last one that others have waited for
             return
         self._send_all({'type': 'lost', 'rank': worker.rank, 'why': why}, but=worker)

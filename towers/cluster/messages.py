@@ -22,6 +22,7 @@ and worker 0
     alive     it is at work
     go        begin: `signal` and its `rank`, `is_last`, `checks`
     differs   the worker `rank` would begin something else
+    raised    your newest step has failed on each worker
     over      a worker has left this session
     gone      an asynchronous worker is lost, and the others go on: `rank`, `why`
     lost      a worker is lost, and with it all: `rank`, `why`
@@ -59,7 +60,7 @@ _FIELDS = {'type': str, 'rank': int, 'why': str, 'digest': str, 'signature': dic
 _TYPES_OF_WORKERS = ['hello', 'alive', 'begin', 'raised', 'left', 'done', 'failed',
                      'lost']
 _TYPES_OF_WORKER_0 = ['compare', 'welcome', 'refused', 'waiting', 'alive', 'go', 'over', 'differs',
-                      'gone', 'lost', 'end']  # some types are said by both sides
+                      'raised', 'gone', 'lost', 'end']  # some types are said by both sides
 # A list and no set: a stranger may send a `type` without a hash, such as [], and `in` a set would
 # raise.
 _TYPES = _TYPES_OF_WORKERS + _TYPES_OF_WORKER_0
