@@ -910,6 +910,11 @@ def saved_as(variable: tf.Variable):
     return info.full_name, tf.TensorShape(info.full_shape)
 
 
+def is_part(variable: tf.Variable) -> bool:
+    """Whether a variable is a part of a partitioned variable."""
+    return variable._get_save_slice_info() is not None
+
+
 def enable_determinism():
     """Makes operations compute the same bits in each run.
 

@@ -44,6 +44,15 @@ def test_the_model_that_wrote_it_fits_and_restores(prefix, use_resource):
             np.testing.assert_array_equal(values, expected, variable.name)
 
 
+def mutable_table():
+    """A table that changes, whose content `tf.train.Saver` keeps."""
+    experimental = getattr(tf.lookup, 'experimental', None)
+    if hasattr(experimental, 'MutableHashTable'):
+        return experimental.MutableHashTable(tf.int64, tf.int64, -1, name='table')
+    from tensorflow.contrib.lookup import MutableHashTable  # TF 1.15
+    return MutableHashTable(tf.int64, tf.int64, -1, name='table')
+
+
 def test_what_is_no_list_of_variables():
     weights = tf.get_variable('weights', [2])
     with tf.Graph().as_default():
@@ -86,6 +95,39 @@ def test_parts_are_no_matter_but_the_whole_is():
         assert ('1 of the 1 variables of this model differ: another shape: net/conv/weights '
                 '([6, 4] there, [9, 4] here);') in message(
                     CheckpointError, check_fits, PUBLISHED[0])
+
+
+def test_a_partitioned_variable_may_have_another_name_in_the_checkpoint():
+    with tf.variable_scope('other', partitioner=tf.fixed_size_partitioner(3)):
+        whole = tf.get_variable('weights', [6, 4])
+    for given in whole, list(whole):
+        names = {'net/conv/weights': given}
+        assert len(check_fits(PUBLISHED[0], names)) == 8
+        initial = init_from(PUBLISHED[0], names)
+        with tf.Session() as session:
+            initial.restore(session)
+            np.testing.assert_array_equal(
+                session.run(tf.convert_to_tensor(whole)),
+                tf.train.load_variable(PUBLISHED[0], 'net/conv/weights'))
+    for given in [], 3, tf.zeros([6, 4]):
+        assert message(InvalidArgumentError, check_fits, PUBLISHED[0], {'w': given}).endswith(
+            ': expected a variable of this graph, or the parts of a partitioned one.')
+    assert message(InvalidArgumentError, init_from, PUBLISHED[0], list(whole) * 2) == (
+        "variables holds 'other/weights/part_0' twice.")
+
+
+def test_the_content_of_tables_belongs_to_the_model(tmpdir):
+    tf.get_variable('weights', [2])
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        prefix = tf.train.Saver().save(session, str(tmpdir.join('without')))
+        mutable_table()
+        assert 'not in the checkpoint: table-keys, table-values' in message(
+            CheckpointError, check_fits, prefix)
+        prefix = tf.train.Saver().save(session, str(tmpdir.join('with')))
+    names = {name for name, _ in tf.train.list_variables(prefix)}
+    assert names == {'weights', 'table-keys', 'table-values'}
+    assert check_fits(prefix) == []
 
 
 @pytest.mark.slow

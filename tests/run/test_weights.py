@@ -199,6 +199,29 @@ def test_a_plain_session_without_towers_loads_it(checkpoint, tmp_path, graph):
     assert not graph.get_operations()  # a graph of its own
 
 
+def test_a_partitioned_variable_is_exported_as_a_whole(tmp_path):
+    partitioner = tf.fixed_size_partitioner(2)
+    with tf.variable_scope('', partitioner=partitioner):
+        step = tf.train.get_or_create_global_step()
+        built = towers.build_towers(
+            lambda x: tf.reduce_mean(network(x)), X, tf.train.MomentumOptimizer(0.5, 0.5), 2,
+            global_step=step)
+    train_op = WeightAverages(0.9, step).update_after(built.train_op, built.variables)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train_op)
+        prefix = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), step)
+    reader = tf.train.load_checkpoint(prefix)
+    suffix = '/ExponentialMovingAverage'
+    expected = X.dot(reader.get_tensor('net/w' + suffix)) + reader.get_tensor('net/b' + suffix)
+
+    def in_parts():
+        with tf.variable_scope('', partitioner=partitioner):
+            return serving()
+    folder = export_saved_model(in_parts, prefix, str(tmp_path / 'export'))
+    np.testing.assert_allclose(loaded(folder, {'x': X}), expected, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_what_is_there_already_is_not_touched(checkpoint, tmp_path):
     folder = str(tmp_path / 'export' / '3')

@@ -65,7 +65,8 @@ def check_fits(prefix: str, variables: typing.Any = None) -> typing.List[str]:
       prefix: the prefix of the checkpoint, which `Saver.restore` takes; V1 or V2 format, of any TF
         version.
       variables: list of variables, parts of partitioned ones included; or dict from their names in
-        the checkpoint, as for `Saver`. None for all global variables.
+        the checkpoint, as for `Saver`: to a variable, or to the parts of a partitioned one. None
+        for all global variables.
 
     Returns:
       Sorted list of the names that are in the checkpoint only, which restoring ignores.
@@ -96,6 +97,8 @@ def difference(prefix: str, variables: typing.Any = None) -> Comparison:
       CheckpointError: the checkpoint cannot be read.
     """
     wanted = _wanted(variables)
+    if variables is None:  # then a `Saver` also restores the content of tables
+        wanted.update(_wanted_by_saveables())
     contents = _contents(prefix)
     reasons = []
     for name in sorted(wanted):
@@ -194,7 +197,7 @@ def init_from(path: str, variables: typing.Any = None, exclude: typing.Sequence 
             'in the names differs, pass a dict from names there to variables.' % (
                 prefix, some(sorted(contents.shapes)), '; '.join(_by_kind(choice.left))))
     only_there = contents.shapes.keys() - wanted.keys()
-    var_list = _var_list(choice.taken, has_given_names=_has_names(variables))
+    var_list = _var_list(choice.taken, variables)
     return InitialValues(prefix, choice.taken, choice.left, only_there, var_list)
 
 
@@ -241,16 +244,17 @@ def _reasons_not_to_take(wanted: typing.Mapping[str, _Wanted], exclude: typing.S
     return reasons
 
 
-def _var_list(taken: typing.Mapping[str, typing.List[tf.Variable]], has_given_names: bool
+def _var_list(taken: typing.Mapping[str, typing.List[tf.Variable]], variables: typing.Any
               ) -> typing.Any:
     """The variables to restore, as the argument `var_list` of `tf.train.Saver`.
 
     Args:
       taken: {name in the checkpoint: the variable, or the parts of a partitioned one}.
-      has_given_names: whether the caller has given the names. Else they are the variables' own.
+      variables: the argument of `init_from`. If the caller has given the names, `Saver` gets what
+        the caller has given under them.
     """
-    if has_given_names:  # the caller names single variables, no partitioned ones
-        return {name: parts[0] for name, parts in taken.items()}
+    if _has_names(variables):
+        return {name: variables[name] for name in taken}
     # `Saver` puts the parts of a partitioned variable together in a list, and not in a dict.
     return list(itertools.chain.from_iterable(taken.values()))
 
@@ -283,18 +287,57 @@ def _wanted(variables: typing.Any) -> typing.Dict[str, _Wanted]:
         # `name` and `shape` are the name and the shape of the whole variable.
         name, shape = compat.saved_as(variable)
         entry = wanted.setdefault(name, _Wanted(shape, variable.dtype.base_dtype, parts=[]))
+        if any(part is variable for part in entry.parts):
+            raise InvalidArgumentError('variables holds %r twice.' % variable.op.name)
         entry.parts.append(variable)
     return wanted
 
 
-def _wanted_by_given_names(variables: typing.Mapping[str, tf.Variable]
+def _wanted_by_given_names(variables: typing.Mapping[str, typing.Any]
                            ) -> typing.Dict[str, _Wanted]:
-    """The `_Wanted` of variables for which the caller gives the names in the checkpoint."""
+    """The `_Wanted` of variables for which the caller gives the names in the checkpoint.
+
+    Args:
+      variables: {name in the checkpoint: variable}; of a partitioned variable the list of its
+        parts, or what `get_variable` has returned.
+    """
     wanted: typing.Dict[str, _Wanted] = collections.OrderedDict()
-    for name, variable in variables.items():
+    for name, given in variables.items():
         check_instance('a name in variables', name, str, 'a string')
-        _check_is_of_graph(variable)
-        wanted[name] = _Wanted(variable.shape, variable.dtype.base_dtype, parts=[variable])
+        if isinstance(given, compat.VARIABLE_TYPES):
+            _check_is_of_graph(given)
+            wanted[name] = _Wanted(given.shape, given.dtype.base_dtype, parts=[given])
+        else:
+            parts = _checked_parts(name, given)
+            _, whole_shape = compat.saved_as(parts[0])
+            wanted[name] = _Wanted(whole_shape, parts[0].dtype.base_dtype, parts)
+    return wanted
+
+
+def _checked_parts(name: str, given: typing.Any) -> typing.List[tf.Variable]:
+    """What the caller gives under a name, as the list of the parts of one partitioned variable;
+    raises `InvalidArgumentError` for anything else."""
+    try:
+        parts = list(given)
+    except TypeError:  # it cannot be iterated over
+        parts = []
+    for part in parts:
+        _check_is_of_graph(part)
+    whole_names = {compat.saved_as(part)[0] for part in parts}
+    are_parts = all(map(compat.is_part, parts))
+    if len(whole_names) != 1 or not are_parts:
+        raise InvalidArgumentError('variables[%r]=%.80r: expected a variable of this graph, or the '
+                                   'parts of a partitioned one.' % (name, given))
+    return parts
+
+
+def _wanted_by_saveables() -> typing.Dict[str, _Wanted]:
+    """The `_Wanted` of what the graph's `SAVEABLE_OBJECTS`, such as a table that changes, keep in a
+    checkpoint; without variables, and of any shape."""
+    wanted: typing.Dict[str, _Wanted] = collections.OrderedDict()
+    for saveable in tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS):
+        for spec in saveable.specs:
+            wanted[spec.name] = _Wanted(tf.TensorShape(None), spec.dtype, parts=[])
     return wanted
 
 

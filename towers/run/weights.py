@@ -6,6 +6,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.arguments import (
     check_function,
     check_instance,
@@ -128,7 +129,7 @@ class WeightAverages:
 
 
 def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
-                ) -> typing.Tuple[typing.Dict[str, tf.Variable], int]:
+                ) -> typing.Tuple[typing.Dict[str, typing.Any], int]:
     """The names in a checkpoint from which to restore variables: those of their moving averages,
     where the checkpoint has these.
 
@@ -139,17 +140,25 @@ def averages_in(checkpoint: str, variables: typing.Iterable[tf.Variable]
 
     Args:
       checkpoint: the prefix of the checkpoint.
-      variables: the variables to be restored.
+      variables: the variables to be restored, parts of partitioned ones included.
 
     Returns:
-      `(names, count)`: a dict from names in the checkpoint to variables, for `tf.train.Saver`, and
-      how many of the variables have an average in the checkpoint, or are an average.
+      `(names, count)`: a dict from names in the checkpoint to variables, or to lists of the parts
+      of partitioned ones, for `tf.train.Saver`; and how many of the variables have an average in
+      the checkpoint, or are an average.
     """
     names_saved = {name for name, _ in tf.train.list_variables(checkpoint)}
+    # {name by which a `Saver` keeps a variable: the variable, or the list of its parts}
+    by_own_name: typing.Dict[str, typing.Any] = {}
+    for variable in variables:
+        name, _ = compat.saved_as(variable)
+        if compat.is_part(variable):
+            by_own_name.setdefault(name, []).append(variable)
+        else:
+            by_own_name[name] = variable
     names = {}
     num_averages = 0
-    for variable in variables:
-        name = variable.op.name
+    for name, variable in by_own_name.items():
         name_of_average = name + _AVERAGE
         if name_of_average in names_saved:
             name = name_of_average
