@@ -96,3 +96,16 @@ def test_an_allocator_that_does_not_count_is_an_error(monkeypatch):
     monkeypatch.setattr(measure, 'peaks_of', lambda unused: {})
     with pytest.raises(MeasurementError, match='TF_CPU_ALLOCATOR_USE_BFC=true'):
         towers.measure_memory(built, {x: [[0.] * 6] * 4})
+
+
+@pytest.mark.parametrize('output', [
+    lambda w: towers.ModelOutput(loss=None, predictions=w),
+    lambda w: towers.ModelOutput(loss=None, metrics={'mean': tf.reduce_mean(w)}),
+    lambda w: towers.ModelOutput(loss={'a': tf.reduce_mean(w), 'b': tf.reduce_mean(w * w)})])
+def test_an_evaluation_without_a_single_loss_is_measured(output, monkeypatch):
+    def model_fn(x):
+        return output(x * tf.get_variable('w', [3]))
+    built = towers.build_towers(model_fn, tf.ones([4, 3]), None, 2)
+    assert towers.memory_account(built).peak > 0
+    monkeypatch.setattr(measure, 'peaks_of', lambda unused: {'': measure._Peak(5, 'mul')})
+    assert towers.measure_memory(built).peak == 5

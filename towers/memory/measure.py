@@ -11,6 +11,7 @@ from towers.api.built import BuiltTowers
 from towers.arguments import check_config, check_feed, check_function, check_instance
 from towers.errors import InvalidArgumentError, MeasurementError
 from towers.memory.account_table import MemoryAccount
+from towers.memory.tower_step import fetches_of_step
 from towers.placement.devices import is_gpu, short_name
 from towers.placement.numerics import use_precision
 from towers.placement.session_config import session_config
@@ -95,11 +96,8 @@ def measure_memory(built: BuiltTowers, feed_dict: typing.Optional[dict] = None, 
         running: typing.ContextManager = contextlib.nullcontext(session)  # left open
     else:
         running = _initialized_session(built, config, first_operations)
-    step = built.train_op
-    if step is None:  # without an optimizer
-        step = built.loss
     with running as open_session:
-        peaks = _peaks_of_steps(open_session, step, feed_dict)
+        peaks = _peaks_of_steps(open_session, fetches_of_step(built), feed_dict)
     if not peaks:
         raise MeasurementError(
             'TensorFlow counted no memory: its plain allocator on CPUs does not. Set '
@@ -119,13 +117,13 @@ def _check_session(session: typing.Any) -> None:
             session, type(session).__name__))
 
 
-def _peaks_of_steps(session: tf.Session, step: typing.Any,
+def _peaks_of_steps(session: tf.Session, step: typing.List[tf.Operation],
                     feed_dict: typing.Optional[dict]) -> typing.Dict[str, _Peak]:
     """Runs a few steps, and finds the worst moment of each allocator.
 
     Args:
       session: an initialized session.
-      step: the operation or tensor that `session.run` runs in a step.
+      step: the operations that `session.run` runs in a step.
       feed_dict: what `session.run` is fed.
 
     Returns:
@@ -160,7 +158,7 @@ def _initialized_session(built: BuiltTowers, config: typing.Optional[tf.ConfigPr
       config: the config of the session; None for `session_config`'s, with the towers' precision.
       first_operations: operations that the session runs after the initializers.
     """
-    graph = built.loss.graph
+    graph = fetches_of_step(built)[0].graph
     if config is None:
         config = use_precision(session_config(built.devices), built.precision, built.devices)
     with tf.Session(graph=graph, config=config) as session:

@@ -55,6 +55,15 @@ def shard_operations(built: BuiltTowers) -> typing.List[tf.Operation]:
     return [tensor.op for tensor in leaves]
 
 
+def fetches_of_step(built: BuiltTowers) -> typing.List[tf.Operation]:
+    """List of the operations that a step fetches: the train op; without an optimizer the operations
+    of losses, predictions and metrics."""
+    if built.train_op is not None:
+        return [built.train_op]
+    results = [built.loss, built.predictions, built.metrics]
+    return [tensor.op for tensor in _tensors_in(results)]
+
+
 def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
     """The `StepGraph` of a step of the towers of a build.
 
@@ -66,10 +75,7 @@ def step_of(built: BuiltTowers, batch_size: typing.Optional[int]) -> StepGraph:
       InvalidArgumentError: `batch_size` is None, and the towers have no static batch size; or the
         batch is sparse, and of unknown size.
     """
-    if built.train_op is not None:
-        fetches = [built.train_op]
-    else:  # an evaluation
-        fetches = [tensor.op for tensor in _tensors_in([built.loss, built.predictions])]
+    fetches = fetches_of_step(built)
     static_size = built.plan.batch_size
     if batch_size is None:
         batch_size = static_size
