@@ -234,6 +234,15 @@ def test_what_cannot_be_evaluated():
             Evaluation(model, dataset, 2, **options)
 
 
+@pytest.mark.parametrize('name', ['loss', 'examples'])
+def test_a_metric_with_the_name_of_another_result_is_refused(name):
+    dataset = tf.data.Dataset.from_tensor_slices(X).batch(4)
+    with pytest.raises(InvalidArgumentError, match='^metric %r has the name of another' % name):
+        towers.Evaluation(
+            lambda x: towers.ModelOutput(tf.reduce_mean(x), metrics={name: tf.reduce_max(x[:1])}),
+            dataset, 2)
+
+
 def test_an_evaluation_without_trained_after_a_build():
     towers.build_towers(model_fn, (X[:4], Y[:4]), tf.train.GradientDescentOptimizer(1.), 2)
     with pytest.raises(SharedVariableError, match="^variable 'w' exists already in this graph: .* "

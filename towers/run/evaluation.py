@@ -160,7 +160,7 @@ class Evaluation:
         results = {name: total / examples for name, total in totals.items()}
         for name, count in session.run(self._count_values).items():
             results[name] = float(count)
-        results['examples'] = examples
+        results[_EXAMPLES] = examples
         return results
 
     def predict(self, session: tf.Session) -> typing.Iterator:
@@ -261,6 +261,7 @@ def _by_tensor(inputs: typing.Any, batch: typing.Any) -> dict:
     return by_tensor
 
 
+_EXAMPLES = 'examples'  # the name under which `run` gives the number of examples
 _NO_BATCH = 'the data set to be evaluated has no batch: expected one at least.'
 
 
@@ -293,12 +294,18 @@ def _checked_metrics(built: BuiltTowers, counters: typing.Sequence[tf.Variable]
       {name of a metric, or of a loss: its scalar tensor, or its pair of `tf.metrics`}.
 
     Raises:
-      InvalidArgumentError: there is nothing to evaluate; a metric is no scalar number; or a pair
-        counts in another variable than `counters`.
+      InvalidArgumentError: there is nothing to evaluate; a metric has the name of a loss, or is no
+        scalar number; or a pair counts in another variable than `counters`.
     """
     metrics = dict(built.metrics)
+    losses: typing.Dict[str, tf.Tensor] = {}
     if built.loss is not None:
-        metrics.update(with_parts('loss', built.loss))
+        losses.update(with_parts('loss', built.loss))
+    for name in metrics:
+        if name in losses or name == _EXAMPLES:
+            raise InvalidArgumentError('metric %r has the name of another result of an evaluation: '
+                                       'give it another name.' % name)
+    metrics.update(losses)
     if not metrics and built.predictions is None:
         raise InvalidArgumentError('the model function returned neither a loss nor metrics: there '
                                    'is nothing to evaluate.')
