@@ -168,6 +168,16 @@ def test_the_models_own_summaries_appear_once_under_the_names_of_one_device(tmp_
 
 
 @pytest.mark.slow
+
+
+def test_a_summary_of_the_model_with_the_name_of_a_default_one_is_refused():
+    def add_summaries(x, product):
+        with tf.name_scope('train'):
+            tf.summary.scalar('loss', tf.reduce_mean(product))
+    with pytest.raises(InvalidArgumentError, match="^the model has a summary 'train/loss' of its"):
+        Job(add_summaries)
+
+
 def test_a_resumed_run_writes_each_step_once_for_tensorboard(tmp_path):
     """Checkpoints at 4 and 8; killed after 7; goes on from 4."""
     def killed(hook, step):

@@ -3,6 +3,7 @@
 import os
 import typing
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import compat
@@ -44,8 +45,8 @@ def default_summaries(built: BuiltTowers, learning_rate: typing.Any = None,
       TensorFlow's `SummarySaverHook`. Others, such as one of `tf.summary.histogram`, may be added.
 
     Raises:
-      InvalidArgumentError: `built` was built without an optimizer; or the learning rate is no
-        number.
+      InvalidArgumentError: `built` was built without an optimizer; the learning rate is no number;
+        or the model has a scalar of one of these names.
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
     if built.train_op is None:
@@ -55,17 +56,34 @@ def default_summaries(built: BuiltTowers, learning_rate: typing.Any = None,
     values = dict(with_parts('loss', built.loss))
     if learning_rate is not None:
         values['learning_rate'] = _checked_rate(learning_rate)
+    model_summaries = [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
+                       if built.towers[0].has(summary.op.name)]
     with tf.name_scope('summaries/'):  # with '/', a second call goes on in this scope
         if norms:
             values.update(_norms(built))
         with tf.device('/cpu:0'):
+            tags = ['train/' + name for name in values]
+            _check_tags_are_new(tags, model_summaries)
             numbers = [tf.cast(value, tf.float32) for value in values.values()]
             # One operation for all numbers, where `tf.summary.scalar` makes one for each.
-            training_summary = tf.raw_ops.ScalarSummary(
-                tags=['train/' + name for name in values], values=tf.stack(numbers))
-    model_summaries = [summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
-                       if built.towers[0].has(summary.op.name)]
+            training_summary = tf.raw_ops.ScalarSummary(tags=tags, values=tf.stack(numbers))
     return [training_summary] + model_summaries
+
+
+def _check_tags_are_new(tags: typing.Iterable[str],
+                        model_summaries: typing.Iterable[tf.Tensor]) -> None:
+    """Raises `InvalidArgumentError` if the model has a scalar under one of these tags: TensorBoard
+    would draw both numbers as one curve."""
+    tags_of_model: typing.Set[str] = set()
+    for summary in model_summaries:
+        if summary.op.type == 'ScalarSummary':
+            static_tags = tf.get_static_value(summary.op.inputs[0])  # None for computed tags
+            if static_tags is not None:
+                tags_of_model.update(tag.decode('utf-8') for tag in np.ravel(static_tags))
+    for tag in tags:
+        if tag in tags_of_model:
+            raise InvalidArgumentError('the model has a summary %r of its own, which '
+                                       'default_summaries makes, too: give it another name.' % tag)
 
 
 def _checked_rate(learning_rate: typing.Any) -> typing.Any:
