@@ -131,9 +131,9 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
     """List of the lookups that a sparse gradient's rows come from, at least one.
 
     If a model looks up rows of a variable several times, TensorFlow concatenates the rows of all
-    these lookups. If at least one of the lookups has no row twice, the rows are split again by
-    lookup. The sum over the towers then has no row twice for such a lookup, and keeps the repeated
-    rows of all other lookups. If every lookup may have a row twice, one `Lookup` has all rows.
+    these lookups. If any of the lookups has no row twice, they are split again here: so the sum
+    over the towers can have each row of that lookup once, and keep the repeated rows of the others.
+    If every lookup may have a row twice, one `Lookup` has all rows.
     """
     indices = slices.indices
     is_of_one_lookup = indices.op.type != 'ConcatV2'

@@ -109,7 +109,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._step = int(run_context.session.run(self._global_step))
         num_due = self._step // self._every_steps
         num_due_before = self._due_step // self._every_steps
-        # Not so where several runs make one step: then the count was ahead of the true step.
+        # False where several runs make one step: then the count was ahead of the true step.
         is_due = num_due > num_due_before
         if not is_due:
             return
