@@ -511,6 +511,35 @@ def test_what_no_tower_and_not_every_tower_can_write_is_refused(write, text):
             for each in (X, LABELS)), tf.train.GradientDescentOptimizer(.1), 2)
 
 
+def averages_sampled(features):
+    """A moving average of rows that an operation without a rule has chosen, as batch norm in
+    charlesq34/pointnet2 has it behind that program's own operations."""
+    average = tf.get_variable('average', [3], tf.float64, tf.zeros_initializer(), trainable=False)
+    [sampled] = tf.py_func(lambda rows: [rows[:2]], [features], [tf.float64])
+    sampled.set_shape([2, 3])
+    return tf.assign(average, .9 * average + .1 * tf.reduce_mean(sampled, 0))
+
+
+def test_an_average_behind_an_operation_without_a_rule_is_refused_or_every_towers():
+    def build(**options):
+        write = model(lambda centers, rows, features, _: averages_sampled(features))
+        return towers.build_towers(write, (tf.constant(X), tf.constant(LABELS)), momentum(), 2,
+                                   **options)
+
+    with pytest.raises(towers.SharedVariableError, match=(
+            "writes variable average .*PyFunc.*or pass update_ops='all'")), tf.Graph().as_default():
+        build()
+    built = build(update_ops='all')
+    expected = np.zeros(3)
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(built.train_op)
+        [average] = [v for v in tf.global_variables() if v.op.name == 'average']
+        for shard in np.split(X, 2):  # w is .1 everywhere before the step
+            expected = .9 * expected + .1 * (shard[:2] @ np.full([6, 3], .1)).mean(0)
+        np.testing.assert_allclose(session.run(average), expected, 1e-12)
+
+
 def test_rows_that_the_loss_reads_after_they_are_written_are_refused():
     def model_fn(x, rows):
         centers = tf.get_variable('centers', [4, 6], tf.float64, tf.zeros_initializer(),

@@ -454,7 +454,9 @@ def _refused(written: Written, op: tf.Operation, why: str) -> _Verdict:
         'the model function writes variable %s (operation %s) by its examples, and no moving '
         'average of them (%s): of a part of the batch it would have another value than of the '
         'whole. Take the value over all towers (towers.batch_sum, towers.batch_mean), or compute '
-        'it from what does not depend on the examples.' % (written.variable, op.name, why)))
+        "it from what does not depend on the examples; or pass update_ops='all' to have every "
+        'tower write, one after the other, as in a loop over devices.' % (
+            written.variable, op.name, why)))
 
 
 def _holds_size(variable: str, op: tf.Operation, size: int) -> str:
