@@ -77,6 +77,30 @@ def test_only_what_is_trained_gets_a_gradient():
         assert built.train_op is None  # an evaluation takes none
 
 
+@pytest.mark.parametrize('as_function', [False, True])
+def test_a_variable_that_var_list_alone_names_is_trained_as_on_one_device(as_function):
+    """It is not trainable, and the batch is complex numbers that are computed from it."""
+    def loss_of(spectrum):
+        return tf.reduce_mean(tf.abs(spectrum) ** 3)
+
+    def gradient(devices):
+        with tf.Graph().as_default():
+            table = tf.get_variable('table', [7, 4], tf.float64, trainable=False,
+                                    initializer=tf.random_normal_initializer(seed=1))
+            spectrum = tf.fft(tf.cast(tf.gather(table, [3, 1, 1, 6]), tf.complex128))
+            if devices is None:
+                total = tf.gradients(loss_of(spectrum), [table])[0]
+            else:
+                chosen = (lambda unused: [table]) if as_function else [table]
+                built = towers.build_towers(
+                    loss_of, spectrum, towers.Objective(momentum(), chosen), devices, 'mean')
+                [(total, _)] = built.gradients
+            with tf.Session(config=towers.session_config(2)) as session:
+                session.run(tf.global_variables_initializer())
+                return session.run(tf.convert_to_tensor(total))
+    np.testing.assert_allclose(gradient(2), gradient(None), rtol=1e-12)
+
+
 @slow
 def test_of_several_losses_each_trains_them():
     def losses(rows, y):
@@ -143,8 +167,8 @@ def test_a_sparse_input_that_is_computed_from_one_is_refused():
     values = tf.get_variable('values', [4], tf.float64)
     x = tf.SparseTensor([[i, 0] for i in range(4)], values * 2., [4, 1])
     with pytest.raises(towers.InputError, match=(
-            r'^the input \S+ is computed from the trainable variable values, and the gradient of a '
-            'tower ends at its inputs: compute it in the model function, or pass its tf.stop_grad')):
+            r'^the input \S+ is computed from the variable values, which may be trained, and the '
+            'gradient of a tower ends at its inputs: compute it in the model function, or pass its ')):
         towers.build_towers(lambda x: 0., x, momentum(), 2)
 
 

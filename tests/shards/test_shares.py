@@ -153,7 +153,7 @@ def test_shards_that_are_no_shards_of_a_build():
             ([x, x], 2, {'remainder': 'weight'}, 'cut into shards already: leave remainder= out'),
             ([x, x], 2, {'memory': towers.Memory(2), 'batch_norm': 'shard'},
              'accumulate= or micro_batches= cut each into 2'),
-            ([x, looked_up], 2, {}, 'computed from the trainable variable embedding')):
+            ([x, looked_up], 2, {}, 'computed from the variable embedding, which may be')):
         with pytest.raises(towers.InputError, match=message):
             on_towers(towers.Shards(parts), count, **options)
     with pytest.raises(towers.InputError, match='expected a list with the inputs of each tower'):

@@ -20,7 +20,7 @@ from towers.errors import InputError, counted
 from towers.graph.graph_walk import operation_names
 from towers.graph.waits import Wait
 from towers.model.build_context import BuildCollections, check_not_nested
-from towers.model.objectives import map_shaped, naming_loss
+from towers.model.objectives import map_shaped, naming_loss, perhaps_trained
 from towers.model.outputs import ModelOutput, merge_metrics, weighted_sum
 from towers.model.request import Request
 from towers.placement.variable_device import only_device
@@ -274,7 +274,8 @@ def _check_shards(request: Request, shards: Shards) -> None:
                          'or micro_batches= cut each into %d: pass the tensors of a batch '
                          'instead.' % split.accumulate)
     if request.training.objectives:
-        check_nothing_is_trained_upstream(shards.batches)
+        check_nothing_is_trained_upstream(
+            shards.batches, perhaps_trained(request.training.objectives))
     shards.check(request.devices)
 
 
@@ -294,7 +295,7 @@ def split(request: Request, inputs: typing.Any
         return inputs.cut(), no_upstream
     trains = bool(request.training.objectives)
     if trains:
-        upstream = upstream_variables(inputs)
+        upstream = upstream_variables(inputs, perhaps_trained(request.training.objectives))
     else:
         upstream = UpstreamVariables(inputs, variables=())
     batch_split = request.split

@@ -125,6 +125,22 @@ def checked_variables(variables: typing.Any, called: str) -> typing.List[tf.Vari
     return listed_variables(called, variables)
 
 
+def perhaps_trained(objectives: Objectives) -> typing.List[tf.Variable]:
+    """List of the variables of the graph, as it is before the model is computed, that a loss may
+    train.
+
+    They are the trainable variables, and the variables that a `var_list` names, trainable or not. A
+    `var_list` that is a function may choose any.
+    """
+    variables = tf.trainable_variables()
+    for objective in objectives:
+        if callable(objective.var_list):
+            variables += tf.global_variables()
+        else:
+            variables += objective.var_list or ()
+    return variables
+
+
 def trained_variables(objectives: Objectives) -> typing.Dict[typing.Optional[str], list]:
     """{name of an objective: list of the variables that its loss trains}.
 

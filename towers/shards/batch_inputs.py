@@ -255,15 +255,15 @@ def static_shape(path: str, leaf: typing.Any) -> tf.TensorShape:
 
 # ---- trained variables upstream of the batch -----------------------------------------------------
 
-def _trained_upstream(leaf: typing.Any) -> typing.List[str]:
-    """Sorted list of the names of the trainable variables that a leaf of a nest is computed from,
-    and has a gradient to."""
+def _upstream_of(leaf: typing.Any, variables: typing.Iterable[tf.Variable]) -> typing.List[str]:
+    """Sorted list of the names of those variables that a leaf of a nest is computed from, and has a
+    gradient to."""
     if not isinstance(leaf, (tf.Tensor,) + compat.VARIABLE_TYPES):
         return []  # an array, say
-    if not leaf.dtype.is_floating:  # TensorFlow differentiates floats alone
+    if not (leaf.dtype.is_floating or leaf.dtype.is_complex):  # TensorFlow differentiates these
         return []
-    trainable = graph_walk.operation_names(tf.trainable_variables())
-    return sorted(trainable & graph_walk.ancestors([leaf], ends=('StopGradient',)))
+    names = graph_walk.operation_names(variables)
+    return sorted(names & graph_walk.ancestors([leaf], ends=('StopGradient',)))
 
 
 def _variables_named(variables: typing.Iterable[tf.Variable],
@@ -272,22 +272,27 @@ def _variables_named(variables: typing.Iterable[tf.Variable],
     return [variable for variable in variables if variable.op.name in names]
 
 
-def check_nothing_is_trained_upstream(leaves: typing.Any) -> None:
-    """Raises `InputError` if a tensor in a nest is computed from a trainable variable.
+def check_nothing_is_trained_upstream(leaves: typing.Any,
+                                      perhaps_trained: typing.Sequence[tf.Variable]) -> None:
+    """Raises `InputError` if a tensor in a nest is computed from a variable that may be trained.
 
     It is for inputs whose `UpstreamVariables` the build cannot train: sparse tensors, and `Shards`.
+
+    Args:
+      leaves: the nest.
+      perhaps_trained: the variables that may be trained.
     """
     for leaf in tf.nest.flatten(leaves, expand_composites=True):
-        for name in _trained_upstream(leaf):
+        for name in _upstream_of(leaf, perhaps_trained):
             raise InputError(
-                'the input %s is computed from the trainable variable %s, and the gradient of a '
-                'tower ends at its inputs: compute it in the model function, or pass its '
-                'tf.stop_gradient.' % (leaf.name, name))
+                'the input %s is computed from the variable %s, which may be trained, and the '
+                'gradient of a tower ends at its inputs: compute it in the model function, or pass '
+                'its tf.stop_gradient.' % (leaf.name, name))
 
 
 class UpstreamVariables(typing.NamedTuple):
-    """The trainable variables upstream of the inputs of a build: an input is computed from them,
-    as by an embedding in the input pipeline.
+    """The variables upstream of the inputs of a build that may be trained: an input is computed
+    from them, as by an embedding in the input pipeline.
 
     Attributes:
       inputs: the nest of inputs, at which a tower's gradients end.
@@ -370,22 +375,28 @@ def _joined_gradient(gradients: typing.Sequence, sizes: list) -> tf.Tensor:
     return tf.concat(rows, 0)
 
 
-def upstream_variables(inputs: typing.Any) -> UpstreamVariables:
-    """Finds the trainable variables upstream of a nest of inputs.
+def upstream_variables(inputs: typing.Any,
+                       perhaps_trained: typing.Sequence[tf.Variable]) -> UpstreamVariables:
+    """Finds the variables upstream of a nest of inputs that may be trained.
 
     An input that is computed from such variables is replaced by its `tf.stop_gradient`, so that no
     tower takes their gradients for itself: `UpstreamVariables.gradients` takes them once.
 
-    Raises `InputError` if such a variable is upstream of a sparse tensor.
+    Args:
+      inputs: the nest.
+      perhaps_trained: the variables that may be trained; a variable may be listed twice.
+
+    Raises:
+      InputError: such a variable is upstream of a sparse tensor.
     """
     leaves = tf.nest.flatten(inputs)
     sparse_leaves = [leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)]
-    check_nothing_is_trained_upstream(sparse_leaves)
+    check_nothing_is_trained_upstream(sparse_leaves, perhaps_trained)
     leaves_with_upstream: typing.List[typing.Optional[tf.Tensor]] = []
     ends_of_gradients = []  # the leaves, as the towers take them
     names: typing.Set[str] = set()
     for leaf in leaves:
-        names_of_leaf = _trained_upstream(leaf)
+        names_of_leaf = _upstream_of(leaf, perhaps_trained)
         names.update(names_of_leaf)
         if names_of_leaf:
             tensor = tf.convert_to_tensor(leaf)
@@ -396,5 +407,6 @@ def upstream_variables(inputs: typing.Any) -> UpstreamVariables:
             ends_of_gradients.append(leaf)
     if names:
         inputs = tf.nest.pack_sequence_as(inputs, ends_of_gradients)
-    variables = _variables_named(tf.trainable_variables(), names)
+    each_once = graph_walk.variables_by_name(perhaps_trained).values()
+    variables = _variables_named(each_once, names)
     return UpstreamVariables(inputs, leaves_with_upstream, variables)
