@@ -488,6 +488,32 @@ def set_opened_scopes(graph: tf.Graph, opened: typing.Dict[str, int]):
         store.variable_scopes_count = dict(opened)
 
 
+@contextlib.contextmanager
+def getter_of_variables(getter: typing.Callable):
+    """A context in which `getter(tensorflows_getter, *args, **kwargs)` gives each variable that a
+    program gets by `tf.get_variable` in the current graph.
+
+    A custom getter of a variable scope would not see all of them: a program may enter a
+    `tf.VariableScope`, or call a `tf.make_template`, that was made before. These have the custom
+    getters of the scope that they were made in.
+    """
+    from tensorflow.python.ops import variable_scope
+    store = variable_scope._get_default_variable_store()
+    kind = type(store)
+
+    def get(self, *args, **kwargs):
+        """Stands for the method by which the store makes or finds a variable, or a part of a
+        partitioned variable."""
+        return getter(functools.partial(kind._get_single_variable, self), *args, **kwargs)
+
+    # A class of its own, since the store may have no attributes besides those of its class.
+    store.__class__ = type(kind.__name__, (kind,), {'__slots__': (), '_get_single_variable': get})
+    try:
+        yield
+    finally:
+        store.__class__ = kind
+
+
 def set_reuse(scope: tf.VariableScope, reuse: typing.Any):
     """Sets the reuse flag of a `tf.VariableScope`: its public method only turns it on."""
     scope._reuse = reuse

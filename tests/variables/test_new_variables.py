@@ -197,6 +197,20 @@ def test_variables_colocated_with_an_activation_are_where_variables_are():
     assert values_after(built.train_op)[average.op.name] == 1.5  # the first tower's mean
 
 
+@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+def test_a_scope_from_before_the_build_makes_variables_by_name(copies):
+    """The loss of its regularizer, which the model adds to its own, counts once."""
+    with tf.variable_scope('before', regularizer=tf.square) as scope:
+        pass
+
+    def model_fn(x):
+        with tf.variable_scope(scope, reuse=tf.AUTO_REUSE):
+            return mean(x) + tf.losses.get_regularization_loss()
+    built = build(model_fn, reduction='mean', regularization='add', copies=copies)
+    assert values_after(built.train_op) == {'before/w': 1. - (3. + 2.)}
+    assert not built.direct_variables
+
+
 # ---- reuse ---------------------------------------------------------------------------------------
 
 EXISTS = ("variable 'w' exists already in this graph: pass reuse=True (or tf.AUTO_REUSE) to share "

@@ -13,6 +13,7 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.api.options import Objective, checked_objectives
 from towers.errors import GradientError, InvalidArgumentError, failing_on
 from towers.gradients.gradient_pairs import multiplied, tensors_of
@@ -136,11 +137,11 @@ def _loss_on_one_device(model_fn: typing.Callable, batch: typing.Any, objectives
     Returns:
       `(the loss, the updates that run with a step)`; the loss is a dict where there are several.
     """
-    # The current scope is entered once more, since a custom getter is given on entry. Without a
-    # new name scope no name changes.
+    # The current scope is entered once more, so that `reuse_variables()` in the model function ends
+    # with its call. Without a new name scope no name changes.
     with record_keras_calls() as keras, tf.variable_scope(
-            tf.get_variable_scope(), auxiliary_name_scope=False,
-            custom_getter=_registering_tensors):
+            tf.get_variable_scope(), auxiliary_name_scope=False), \
+            compat.getter_of_variables(_registering_tensors):
         output = to_model_output(call_model_fn(model_fn, batch), needs_loss=True,
                                  names=objectives.names)
     loss = output.loss
@@ -179,8 +180,8 @@ def _with_registered_losses(loss: tf.Tensor, keras: typing.Any) -> tf.Tensor:
 
 def _registering_tensors(getter: typing.Callable, *args: typing.Any, **kwargs: typing.Any
                          ) -> tf.Variable:
-    """A custom getter for `tf.variable_scope`, with which TF 2 registers the loss of a regularizer
-    as a tensor, as TF 1 does. The variable comes from `getter(*args, **kwargs)`.
+    """A getter for `compat.getter_of_variables`, with which TF 2 registers the loss of a
+    regularizer as a tensor, as TF 1 does. The variable comes from `getter(*args, **kwargs)`.
 
     TF 2 registers a function, and each call of it makes new operations. A model may add the loss of
     a call to its own loss. `_with_registered_losses` looks for a registered loss among the

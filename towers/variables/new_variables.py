@@ -8,7 +8,6 @@ reference variables.
 """
 
 import contextlib
-import functools
 import re
 import typing
 
@@ -89,7 +88,8 @@ class NewVariables:
         """
         self._is_recording = True
         try:
-            with self._scope(scope, reuse), tf.variable_creator_scope(self._create):
+            with self._scope(scope, reuse), tf.variable_creator_scope(self._create), \
+                    compat.getter_of_variables(self._getter):
                 yield
         except ValueError as error:
             advice = _advice(error)
@@ -113,13 +113,13 @@ class NewVariables:
         self.owned.update(graph_walk.names_of(made.operations))
 
     def _scope(self, scope: typing.Any, reuse: typing.Any) -> typing.ContextManager[None]:
-        """The context of the variable scope of the call, in which `_getter` is the custom getter.
+        """The context of the variable scope of the call.
 
         Args:
           scope, reuse: the arguments of `recorded`.
         """
         if scope is None and reuse is None:
-            return self._scope_of_caller()
+            return _scope_of_caller()
         if scope is None:  # entered once more, since `reuse` is given on entry
             scope = tf.get_variable_scope()
         return self._entered_scope(scope, reuse)
@@ -136,53 +136,21 @@ class NewVariables:
           reuse: the argument of `tf.variable_scope`.
         """
         is_name = isinstance(scope, str)
-        with tf.variable_scope(scope, reuse=reuse, custom_getter=self._getter,
-                               auxiliary_name_scope=is_name):
+        with tf.variable_scope(scope, reuse=reuse, auxiliary_name_scope=is_name):
             # A scope that is entered by its name counts from the beginning, as it did for the
             # earlier build. A scope that is entered as an object goes on counting.
             if self._shares_variables and not is_name:
                 compat.set_opened_scopes(self._graph, self.opened_scopes)
             yield
 
-    @contextlib.contextmanager
-    def _scope_of_caller(self) -> typing.Iterator[None]:
-        """The context of the caller's variable scope, as it is. The scope is not entered again,
-        since TensorFlow would then number unnamed layers from the beginning."""
-        current = tf.get_variable_scope()
-        getter_of_caller = current.custom_getter
-        reuse_of_caller = current.reuse
-        current.set_custom_getter(self._getter_within(getter_of_caller))
-        try:
-            yield
-        finally:
-            current.set_custom_getter(getter_of_caller)
-            # The model function may call `reuse_variables()`, which lasts until its call ends.
-            compat.set_reuse(current, reuse_of_caller)
-
-    def _getter_within(self, outer: typing.Optional[typing.Callable]) -> typing.Callable:
-        """The custom getter of the caller's scope during the call: `_getter`. If the caller's scope
-        has a custom getter, that getter is called first, and it calls `_getter` where it would call
-        TensorFlow's getter.
-
-        Args:
-          outer: the caller's custom getter; or None.
-        """
-        if outer is None:
-            return self._getter
-
-        def getter_of_both(getter: typing.Callable, *args: typing.Any,
-                           **kwargs: typing.Any) -> tf.Variable:
-            return outer(functools.partial(self._getter, getter), *args, **kwargs)
-        return getter_of_both
-
     def _getter(self, getter: typing.Callable, *args: typing.Any,
                 **kwargs: typing.Any) -> tf.Variable:
-        """A custom getter of `tf.get_variable`: within it, variables are made by name. A later
-        build finds these by their names, and other variables by the order of creation.
+        """The getter of `tf.get_variable` in the call: within it, variables are made by name. A
+        later build finds these by their names, and other variables by the order of creation.
 
         Args:
           getter: the function of TensorFlow that makes or finds the variable.
-          *args, **kwargs: the arguments of `tf.get_variable`.
+          *args, **kwargs: its arguments.
         """
         self._open_get_variables += 1
         try:
@@ -301,6 +269,19 @@ class NewVariables:
         bare_name = without_numbers(requested)
         return [direct for direct in self._pending
                 if without_numbers(direct.requested_name) == bare_name]
+
+
+@contextlib.contextmanager
+def _scope_of_caller() -> typing.Iterator[None]:
+    """The context of the caller's variable scope, as it is. The scope is not entered again, since
+    TensorFlow would then number unnamed layers from the beginning."""
+    current = tf.get_variable_scope()
+    reuse_of_caller = current.reuse
+    try:
+        yield
+    finally:
+        # The model function may call `reuse_variables()`, which lasts until its call ends.
+        compat.set_reuse(current, reuse_of_caller)
 
 
 def _shared_direct_variables(earlier: typing.Any) -> typing.List[DirectVariable]:
