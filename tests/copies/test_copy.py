@@ -245,6 +245,22 @@ def test_what_cannot_be_copied_is_named():
         assert build(model_fn, X, 1).plan.line('towers') is None
 
 
+def test_a_gradient_of_python_code_is_refused_and_python_code_without_one_is_copied():
+    """TensorFlow keeps what the code has computed by a name, which two copies would share."""
+    def cubed(x):
+        value = tf.py_function(lambda x: x ** 3, [x], tf.float64)
+        value.set_shape(x.shape)
+        return value
+
+    with tf.Graph().as_default(), pytest.raises(towers.CloneError, match=(
+            "^operation .*EagerPyFunc is the gradient of a tf.py_function, .*copies='reuse'")):
+        build(lambda x: tf.reduce_mean(cubed(x * weight(2.))), X, ['/cpu:0', '/cpu:1'])
+    built = build(lambda x: tf.reduce_mean(cubed(x) * weight(2.)), X, ['/cpu:0', '/cpu:1'])
+    with tf.Session(config=towers.session_config(2)) as session:
+        session.run(tf.global_variables_initializer())
+        np.testing.assert_allclose(session.run(built.loss), np.mean(X ** 3 * 2.))
+
+
 # ---- what a copy leaves out ----------------------------------------------------------------------
 
 def test_an_update_that_no_step_runs_has_no_copy(graph):

@@ -212,11 +212,17 @@ class _Selection:
 
 def _check_uses_no_name(op: tf.Operation) -> None:
     """Raises `CloneError` for an operation that finds others by a name: its copy would have the
-    same name."""
+    same name. The gradient of a `tf.py_function` finds the last call of that function so."""
     if op.type.startswith(_BY_NAME):
         raise CloneError('operation %s (%s), which the model function makes, communicates with '
                          "operations by a name: pass copies='reuse', which calls the model "
                          'function for every tower.' % (op.name, op.type))
+    # TensorFlow makes the gradient of the operation 'x' in the name scope 'gradients/x_grad'.
+    if op.type == 'EagerPyFunc' and '_grad/' in op.name:
+        raise CloneError('operation %s is the gradient of a tf.py_function, of which TensorFlow '
+                         "keeps one call, by a name: pass copies='reuse', which calls the model "
+                         'function for every tower, or give a tf.numpy_function its gradient by '
+                         'tf.custom_gradient.' % op.name)
 
 
 def _name_of_operation(fetch: typing.Any) -> str:
