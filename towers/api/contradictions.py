@@ -27,16 +27,17 @@ def check_losses(names: typing.List[str], accumulate: int, numerics: Numerics,
     # finite. With several losses, a step may train by one loss alone.
     if numerics.loss_scale is not None:
         raise _needs_one_loss(names, 'a loss scale (loss_scale=)',
-                           "pass precision='bf16' or 'float32', and no loss_scale")
+                              "pass precision='bf16' or 'float32', and no loss_scale")
     if numerics.precision == 'fp16':
         raise _needs_one_loss(names, "a loss scale (precision='fp16')",
-                           "pass precision='bf16' or 'float32', and no loss_scale")
+                              "pass precision='bf16' or 'float32', and no loss_scale")
     if accumulate > 1:
         raise _needs_one_loss(names, 'a number of micro-batches (%d)' % accumulate,
-                           'each waits for the gradients of all losses of the micro-batch before')
+                              'each waits for the gradients of all losses of the micro-batch '
+                              'before')
     if cluster is not None:
         raise _needs_one_loss(names, 'cluster=',
-                           'each has a train op of its own, and which of these the machines run '
+                              'each has a train op of its own, and which of these the machines run '
                               'together is not known')
 
 

@@ -29,13 +29,14 @@ def updates_of_step(tower_set: TowerSet, updates_before: list) -> typing.List[St
       updates_before: the `UPDATE_OPS` from before the build.
     """
     towers = tower_set.towers
-    without_others = list(updates_before)
     updates: typing.List[StepUpdate] = []
+    without_others: list = []  # update ops for which the other towers run nothing
     if tower_set.request.training.update_ops == 'all':
-        for tower in reversed(towers):
-            without_others = tower.updates + without_others
+        for tower in towers:
+            without_others += tower.updates
     else:
         updates = step_updates.updates_of_step(towers, tower_set.roles)
+    without_others += updates_before
     return updates + [StepUpdate(update_op, of_others=[]) for update_op in without_others]
 
 

@@ -48,20 +48,21 @@ class VariableBytes(typing.NamedTuple):
     gradient: int
 
 
-# Types of operations whose gradient functions take no tensor of theirs, or its shape alone;
+# Types of operations, by what their gradient functions take: no tensor of the operation, or the
+# shape of one alone;
 _TAKES_NOTHING = RESHAPES | SIZES | frozenset([
     'Add', 'AddN', 'AddV2', 'AvgPool', 'AvgPool3D', 'BatchToSpaceND', 'BiasAdd', 'BroadcastTo',
     'Cast', 'Concat', 'ConcatV2', 'Const', 'DepthToSpace', 'Fill', 'Mean', 'MirrorPad', 'Neg',
     'OnesLike', 'Pack', 'Pad', 'PadV2', 'ResizeBilinear', 'ResizeNearestNeighbor',
     'Reverse', 'ReverseV2', 'Slice', 'SpaceToBatchND', 'SpaceToDepth',
     'Split', 'SplitV', 'StridedSlice', 'Sub', 'Sum', 'Tile', 'Transpose', 'Unpack', 'ZerosLike'])
-# those whose gradient functions take their outputs;
+# its outputs;
 _TAKES_OUTPUTS = frozenset([
     'Elu', 'Exp', 'Inv', 'LogSoftmax', 'Reciprocal', 'Relu', 'Relu6', 'Rsqrt', 'Selu', 'Sigmoid',
     'Softmax', 'SoftmaxCrossEntropyWithLogits', 'SparseSoftmaxCrossEntropyWithLogits', 'Sqrt',
     'Tanh'])
-# those whose gradient function takes, for the gradient of one input, the other input. The gradient
-# functions of all other types take all inputs.
+# for the gradient of one input, the other input. The gradient functions of all other types take all
+# inputs.
 _PRODUCTS = frozenset([
     'BatchMatMul', 'BatchMatMulV2', 'BatchMatMulV3', 'Conv2D', 'Conv3D', 'DepthwiseConv2dNative',
     'Einsum', 'MatMul', 'Mul'])
