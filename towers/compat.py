@@ -941,6 +941,13 @@ def is_part(variable: tf.Variable) -> bool:
     return variable._get_save_slice_info() is not None
 
 
+def names_given_to(saver: tf.train.Saver) -> dict:
+    """{name in checkpoints: what a `Saver` keeps under it}, for a saver that was made with such a
+    dict; {} for one that keeps variables under their own names."""
+    given = getattr(saver, '_var_list', None)
+    return given if isinstance(given, dict) else {}
+
+
 def enable_determinism():
     """Makes operations compute the same bits in each run.
 

@@ -14,7 +14,7 @@ from checkpoint_runs import DATA
 
 import towers
 from towers.checkpoint.newest import newest_checkpoint
-from towers.errors import CheckpointError, NonFiniteError, RunLockedError
+from towers.errors import CheckpointError, InvalidArgumentError, NonFiniteError, RunLockedError
 from towers.nonfinite import checked_loss
 from towers.run import training_session as module
 from towers.run.training_session import hold_directory, training_session
@@ -204,6 +204,23 @@ def test_without_a_config_it_takes_that_of_the_towers(tmp_path):
         assert sum(device.device_type == 'CPU' for device in devices) == 4
         while not session.should_stop():
             session.run(built.train_op)
+
+
+def test_a_saver_that_gives_a_variable_another_name_is_refused_before_the_run(tmp_path):
+    step = tf.train.get_or_create_global_step()
+    w = tf.get_variable('w', [2])
+    average = tf.get_variable('w/average', [2])
+    for add in (lambda saver: saver, lambda saver: tf.add_to_collection('savers', saver)):
+        saver = tf.train.Saver({'old/w': w, 'global_step': step})
+        with pytest.raises(InvalidArgumentError, match="keeps variable w under the name 'old/w'"):
+            with training_session(str(tmp_path), step, [], saver=add(saver)):
+                pass
+        assert not os.listdir(str(tmp_path))
+    # As the swapping_saver of contrib's MovingAverageOptimizer has them.
+    swapped = tf.train.Saver({'w': average, 'w/average': w, 'global_step': step})
+    for _ in range(2):
+        with training_session(str(tmp_path), step, [], saver=swapped, say=lambda line: None):
+            pass
 
 
 @pytest.mark.slow

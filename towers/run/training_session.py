@@ -19,6 +19,7 @@ except ImportError:  # Windows
 
 import tensorflow.compat.v1 as tf
 
+from towers import compat
 from towers.arguments import (
     check_flag,
     check_function,
@@ -85,7 +86,8 @@ def training_session(directory: str, global_step: tf.Variable,
       The session.
 
     Raises:
-      InvalidArgumentError: an argument of another kind, before the directory is touched.
+      InvalidArgumentError: an argument of another kind, or a saver that keeps a variable under
+        another name than its own; before the directory is touched.
       RunLockedError: another process has the directory.
       CheckpointError: the newest checkpoint is damaged, or is of another model; or, during the run,
         a checkpoint could not be written.
@@ -107,6 +109,7 @@ def training_session(directory: str, global_step: tf.Variable,
         listeners = list(listeners) + member.listeners
     checkpoints = CheckpointHook(
         directory, global_step, save_steps, keep=keep, saver=saver, listeners=listeners)
+    _check_names_of(saver)
     with contextlib.ExitStack() as stack:
         if built is not None:
             stack.enter_context(out_of_memory_explained(built, directory, memory_limit))
@@ -141,6 +144,27 @@ def _check_optional(check: typing.Any, member: typing.Any, initial_values: typin
                                    % (member,))
     if initial_values is not None:
         check_instance('initial_values', initial_values, InitialValues, 'what init_from returned')
+
+
+def _check_names_of(saver: typing.Optional[tf.train.Saver]) -> None:
+    """Raises `InvalidArgumentError` for a saver that keeps a variable under a name that no variable
+    of the graph has: a run that goes on would not find the variable.
+
+    Args:
+      saver: the saver of the session; None for the one in the collection `SAVERS`, if there is one.
+    """
+    savers = [saver] if saver is not None else tf.get_collection(tf.GraphKeys.SAVERS)
+    own_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
+    for each in savers:
+        for name, variable in compat.names_given_to(each).items():
+            # Under the name of a table or the like there may be tensors of other names.
+            is_variable = isinstance(variable, compat.VARIABLE_TYPES)
+            if is_variable and name not in own_names:
+                raise InvalidArgumentError(
+                    'the saver of this session keeps variable %s under the name %r, where a run '
+                    'that goes on does not look: make the tf.train.Saver without names; '
+                    'towers.init_from takes a checkpoint with other names.' % (
+                        variable.op.name, name))
 
 
 def _init_fn(initial_values: typing.Optional[InitialValues], newest: typing.Optional[Newest],
