@@ -49,7 +49,7 @@ NOTICED_BY_ONE = [
     'rows_of_blocks_by_a_carried_value', 'cond_in_a_while', 'contrast_of_three_dimensions',
     'first_column_counted_from_the_last', 'read_in_the_next_iteration',
     'constants_written_by_a_branch', 'power_that_a_list_carries', 'integer_mean',
-    'top_k_by_count', 'concat_of_array']
+    'top_k_by_count', 'concat_of_array', 'one_row_of_labels']
 
 
 def test_what_couples_examples_is_not_proven():

@@ -185,6 +185,31 @@ def test_state_of_a_tower_that_the_loss_does_not_read_is_not_named():
     assert line.startswith('proven: ')
 
 
+@pytest.mark.parametrize('value, beginning', [
+    (tf.reduce_mean, "proven, but for what tower 0 writes from its own examples beside the loss: "
+                     "'average' (towers.batch_mean takes the mean of the batch): "),
+    (lambda x: towers.batch_mean(tf.reduce_mean(x)), 'proven: '),
+    (lambda x: tf.constant(3., tf.float64), 'proven: ')])
+def test_an_average_of_a_tower_that_the_loss_does_not_read_is_named(value, beginning):
+    def model_fn(x):
+        average = tf.get_variable('average', [], tf.float64, trainable=False)
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, tf.get_variable('w', [5, 1], tf.float64))))
+        return towers.ModelOutput(loss, updates=[
+            tf.assign(average, .9 * average + .1 * value(x))])
+    assert line_of_model(model_fn).startswith(beginning)
+
+
+def test_an_initial_value_from_the_examples_of_a_tower_is_named():
+    def model_fn(x):
+        center = tf.get_variable('center', initializer=tf.reduce_mean(x, 0), use_resource=True)
+        return tf.reduce_mean(tf.square(x - center))
+    features = tf.placeholder_with_default(np.ones([4, 5]), [None, 5])
+    line = towers.build_towers(model_fn, (features,), tf.train.GradientDescentOptimizer(.01), 2,
+                               'mean').plan.line('one device')
+    assert line.startswith(
+        "proven, but for initial values that are computed from the examples of a tower: 'center' (")
+
+
 def test_the_static_size_of_a_shard_that_a_variable_keeps_is_named():
     def model_fn(features):
         variable, before = made('v', tf.GraphKeys.GLOBAL_VARIABLES)

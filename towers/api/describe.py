@@ -13,17 +13,15 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers import compat
 from towers.api.built import Plan, PlannedTower, briefly
+from towers.api.equality_line import names_initialized_from_shard
 from towers.api.train_ops import Update
 from towers.api.training_lines import Lines, lines_of_training
 from towers.capture.record import Recorded
 from towers.capture.stage_lines import stages_line
 from towers.copies.tower_set import TowerSet
 from towers.errors import counted
-from towers.gradients.tower import Tower
-from towers.graph import graph_walk
-from towers.graph.graph_walk import bytes_of, leaves_of, operation_names
+from towers.graph.graph_walk import bytes_of, operation_names
 from towers.graph.variable_access import metric_variables
 from towers.graph.waits import Wait
 from towers.model.objectives import all_pairs
@@ -51,7 +49,8 @@ def describe(tower_set: TowerSet, update: Update, num_updates_before: int,
     has_several_towers = len(tower_set.towers) > 1
     initialized_from_shard: typing.List[str] = []  # a single tower's part is the whole batch
     if has_several_towers:
-        initialized_from_shard = _initialized_from_shard(variables, tower_set.towers[0])
+        initialized_from_shard = names_initialized_from_shard(
+            variables, tower_set.towers[0])
     without_gradient = _names_without_gradient(tower_set, update)
 
     lines = _lines_of_variables(variables, tower_set, update)
@@ -345,15 +344,3 @@ def _synchronized(tower_set: TowerSet) -> str:
         text += '%d left alone, not proven to be over the examples (%s); ' % (
             len(left_alone), briefly(left_alone))
     return text
-
-
-def _initialized_from_shard(variables: typing.Iterable[tf.Variable], first: Tower
-                            ) -> typing.List[str]:
-    """Names of the variables whose initial value depends on the first tower's part of the batch."""
-    shard = operation_names(leaves_of(first.inputs))
-    names = []
-    for variable in variables:
-        initializer = compat.initializer_of(variable)
-        if initializer is not None and shard & graph_walk.ancestors(initializer.inputs):
-            names.append(variable.op.name)
-    return names

@@ -21,11 +21,12 @@ import tensorflow.compat.v1 as tf
 
 from towers import compat
 from towers.api.train_ops import Update
+from towers.capture.record import Recorded
 from towers.copies.tower_set import TowerSet
 from towers.gradients.gradient_pairs import tensors_of
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
-from towers.graph.graph_walk import names_of
+from towers.graph.graph_walk import leaves_of, names_of, operation_names
 from towers.graph.op_types import VARIABLE_OPS
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
 from towers.model.objectives import all_pairs, with_parts
@@ -49,16 +50,20 @@ def equality_line(tower_set: TowerSet, update: Update) -> typing.Optional[str]:
     read_by_transformation = _read_by_transformation(update, tower_set.towers)
     writers_for_update = _writers_read_by(
         _read_by_update(update) + read_by_transformation, writes)
-    question = question._replace(transformed_by=_written_by_update_ops(
-        read_by_transformation, writes, tower_set))
+    losses_by_name = with_parts('loss', recorded.output.loss)
+    question = question._replace(
+        transformed_by=_written_by_update_ops(read_by_transformation, writes, tower_set),
+        initialized_from_shard=names_initialized_from_shard(
+            recorded.created, tower_set.towers[0]),
+        statistics_of_losses=_statistics_of_losses(losses_by_name, recorded))
     has_names = isinstance(recorded.output.loss, dict)
     texts = []
-    for name_of_loss, loss in with_parts('loss', recorded.output.loss):
+    for name_of_loss, loss in losses_by_name:
         # The loss that is differentiated is the model's loss plus the registered losses.
         losses = [loss] + tower_set.losses.added
         writers_for_loss = _writers_read_by(losses, writes)
         question_of_loss = _with_writers(
-            question, writers_for_loss, writers_for_update, tower_set)
+            question, _writers(writes), writers_for_loss, writers_for_update, tower_set)
         verdict = verdict_of(losses, recorded.proven.proof, recorded.proven.batch_norms,
                              question_of_loss)
         text = verdict.text
@@ -68,10 +73,38 @@ def equality_line(tower_set: TowerSet, update: Update) -> typing.Optional[str]:
     return '; '.join(texts) + _whose_batch(tower_set.request)
 
 
-def _with_writers(question: Question, writers_for_loss: Writers, writers_for_update: Writers,
-                  tower_set: TowerSet) -> Question:
-    """The question about one loss: with the writers of the variables that the loss or the update
-    reads, in groups by who writes the variable.
+def names_initialized_from_shard(variables: typing.Iterable[tf.Variable],
+                                 first: Tower) -> typing.List[str]:
+    """The names of the variables whose initial values are computed from the first tower's part of
+    the batch."""
+    shard = operation_names(leaves_of(first.inputs))
+    names = []
+    for variable in variables:
+        initializer = compat.initializer_of(variable)
+        if initializer is not None and shard & graph_walk.ancestors(initializer.inputs):
+            names.append(variable.op.name)
+    return names
+
+
+def _statistics_of_losses(losses_by_name: typing.Sequence[tuple],
+                          recorded: Recorded) -> typing.Set[str]:
+    """The marks of all losses: the statistics of the shard on which any loss depends, but not
+    linearly.
+
+    Args:
+      losses_by_name: pairs of a name and a loss.
+      recorded: the forward pass.
+    """
+    statistics: typing.Set[str] = set()
+    for _, loss in losses_by_name:
+        statistics |= recorded.proven.proof.state(loss).shard_statistics
+    return statistics
+
+
+def _with_writers(question: Question, all_writers: Writers, writers_for_loss: Writers,
+                  writers_for_update: Writers, tower_set: TowerSet) -> Question:
+    """The question about one loss: with the writers of the variables that a step writes, in groups
+    by who writes the variable, and whether the loss or the update reads it.
 
     The question is only about variables that may hold what one tower has computed from its
     examples. Other variables are left out: a count of the examples, to which every tower adds in
@@ -79,6 +112,7 @@ def _with_writers(question: Question, writers_for_loss: Writers, writers_for_upd
 
     Args:
       question: what is asked about every loss.
+      all_writers: the writers of all variables that a step writes.
       writers_for_loss: the writers of the variables that the loss is computed from.
       writers_for_update: the writers of the variables that the update reads beside the gradients.
       tower_set: the towers.
@@ -89,7 +123,10 @@ def _with_writers(question: Question, writers_for_loss: Writers, writers_for_upd
         # Every tower writes the variables that otherwise tower 0 alone writes.
         question = question._replace(writers_in_turn=writers_of_first)
     else:
-        question = question._replace(writers_by_tower_0=writers_of_first)
+        read = {**writers_for_loss, **writers_for_update}
+        others = {name: operations for name, operations in all_writers.items() if name not in read}
+        question = question._replace(
+            writers_by_tower_0=writers_of_first, other_writers=_with_role(FIRST, others, roles))
     return question._replace(
         writers_by_each_tower=_with_role(OWN, writers_for_loss, roles),
         writers_for_update=_for_update_alone(writers_for_update, writers_for_loss, roles),
@@ -245,6 +282,15 @@ def _written_by_update_ops(variables: typing.List[tf.Tensor], writes: typing.Lis
         if write.op.name not in forward:
             found |= names.intersection(write.variables)
     return sorted(found)
+
+
+def _writers(writes: typing.Iterable[Write]) -> typing.Dict[str, typing.List[tf.Operation]]:
+    """The writers of each variable that some writes write."""
+    writers: typing.Dict[str, typing.List[tf.Operation]] = {}
+    for write in writes:
+        for variable in write.variables:
+            writers.setdefault(variable, []).append(write.op)
+    return writers
 
 
 def _writers_read_by(losses: typing.List[tf.Tensor], writes: typing.List[Write]) -> Writers:

@@ -68,11 +68,24 @@ def _conditions_of_variables(state: State, analysis: Analysis,
       question: what the build does to the losses.
     """
     conditions = []
-    by_tower_0 = _own_writes(question.writers_by_tower_0, state, analysis, draws_alike=True)
+    if question.initialized_from_shard:
+        conditions.append(
+            'but for initial values that are computed from the examples of a %s: %s (compute them '
+            'from the whole batch, before build_towers)' % (
+                question.part_name, quoted_names(question.initialized_from_shard)))
+    named = state.shard_statistics
+    by_tower_0 = _own_writes(question.writers_by_tower_0, named, analysis, draws_alike=True)
     if by_tower_0:
         conditions.append(
             'but for what tower 0 writes from its own examples and the loss reads: %s '
             '(towers.batch_mean takes the mean of the batch)' % quoted_names(by_tower_0))
+    # Another loss may go through other batch norms: its own verdict names these.
+    beside_loss = _own_writes(
+        question.other_writers, named | question.statistics_of_losses, analysis, draws_alike=True)
+    if beside_loss:
+        conditions.append(
+            'but for what tower 0 writes from its own examples beside the loss: %s '
+            '(towers.batch_mean takes the mean of the batch)' % quoted_names(beside_loss))
     in_turn = _repeated_writes(question.writers_in_turn, state, analysis)
     if in_turn:
         conditions.append(
@@ -81,13 +94,13 @@ def _conditions_of_variables(state: State, analysis: Analysis,
                 question.part_name, quoted_names(in_turn)))
     # There is one update for all towers: the random numbers in a variable that it reads are the
     # same for all.
-    for_update = _own_writes(question.writers_for_update, state, analysis, draws_alike=True)
+    for_update = _own_writes(question.writers_for_update, named, analysis, draws_alike=True)
     if for_update:
         conditions.append(
             'but for what is written from the examples of a %s and the update reads: %s' % (
                 question.part_name, quoted_names(for_update)))
     by_each_tower = _own_writes(
-        question.writers_by_each_tower, state, analysis, draws_alike=False)
+        question.writers_by_each_tower, named, analysis, draws_alike=False)
     if by_each_tower:
         conditions.append(
             'but for state that each %s keeps of its own examples and the loss reads: %s '
@@ -105,7 +118,7 @@ def _conditions_of_variables(state: State, analysis: Analysis,
     return conditions
 
 
-def _own_writes(writers: Writers, state: State, analysis: Analysis,
+def _own_writes(writers: Writers, named: typing.AbstractSet[str], analysis: Analysis,
                 draws_alike: bool) -> typing.List[str]:
     """The names of the variables to which a tower writes a value of its own: the value depends on
     the tower's examples, or on random numbers that the tower draws for itself.
@@ -116,14 +129,14 @@ def _own_writes(writers: Writers, state: State, analysis: Analysis,
 
     Args:
       writers: the operations that write each variable.
-      state: the state of the sum of the losses.
+      named: the statistics of the shard that a verdict names, as the marks of the loss.
       analysis: `Analysis` of the forward pass.
       draws_alike: whether one tower draws random numbers for all, as one device does.
     """
     def is_alike(value: State) -> bool:
         """Whether a written value is the same for all towers, but for what the verdict names."""
         has_same_draws = draws_alike or not value.is_random
-        return has_same_draws and _is_shared_but_for(state.shard_statistics, value)
+        return has_same_draws and _is_shared_but_for(named, value)
 
     return _written_otherwise(is_alike, writers, analysis)
 

@@ -26,6 +26,7 @@ from towers.proof.written_before import (
     values_written,
 )
 
+_IS_STATIC = 'has a static length in this graph where the batch has none'
 _MOST_ROUNDS = 60  # a bound, in case that states of a loop change for ever
 
 
@@ -50,7 +51,9 @@ def settle(scratch: Scratch, program: ProgramOrder) -> Settled:
     program_ops = graph_walk.by_name(program.operations)
     view = View(scratch, bodies, program_ops, written_before.reads)
     operations = _in_order(graph, _needed_first(graph, bodies, written_before))
-    rounds = _Rounds(view, Transfer(view, written_before), scratch.is_prime)
+    program_ops_of_any_size = {} if scratch.has_static_batch else program_ops
+    rounds = _Rounds(
+        view, Transfer(view, written_before), scratch.is_prime, program_ops_of_any_size)
     rounds.go_around(operations)
     rounds.mark_without_state(operations)
     # The scratch graph lacks these operations, the program does not.
@@ -63,15 +66,18 @@ def settle(scratch: Scratch, program: ProgramOrder) -> Settled:
 class _Rounds:
     """Rounds through the operations of a scratch graph."""
 
-    def __init__(self, view: View, transfer: Transfer, is_prime: bool):
+    def __init__(self, view: View, transfer: Transfer, is_prime: bool,
+                 program_ops: typing.Mapping[str, tf.Operation]):
         """Args:
           view: `View`, whose states are set.
           transfer: `Transfer`, which gives the states of an operation's results.
           is_prime: whether the number of examples is a prime, so that lengths tell of them.
+          program_ops: {name: operation} of the program, if its batch has no static size; else {}.
         """
         self._view = view
         self._transfer = transfer
         self._lengths = _LengthsOfExamples(view.examples) if is_prime else None
+        self._program_ops = program_ops
         self._initial = frozenset(view.states)  # names of the tensors at which the pass begins
         self._visits = 0  # the number of visits until now
         # {name of an operation: the number of its last visit}, and {name of a tensor: the number of
@@ -150,10 +156,27 @@ class _Rounds:
         for tensor, state in zip(op.outputs, results):
             if self._lengths is not None and not self._lengths.agree(tensor, state):
                 state = unknown(op, OTHER_DIMENSIONS)
+            elif self._is_static_in_program(tensor, state):
+                state = unknown(op, _IS_STATIC)
             name = tensor.name
             if self._view.states.get(name) != state:
                 self._view.states[name] = state
                 self._last_change[name] = self._visits
+
+
+    def _is_static_in_program(self, tensor: tf.Tensor, state: State) -> bool:
+        """Whether a tensor has, in the program's graph, a static length along the examples of a
+        batch that has no static size: then TensorFlow has inferred a shape that is wrong.
+
+        It takes the cross entropies of logits [?, 4] and labels [1, 4] for a vector of length 1,
+        and the kernel computes an entry for each example. The gradient of their mean then lacks
+        the division by the number of examples.
+        """
+        op = self._program_ops.get(tensor.op.name)
+        if op is None or state.kind is not Kind.PER_EXAMPLE or tensor.dtype == tf.variant:
+            return False
+        lengths = known_lengths(op.outputs[tensor.value_index])
+        return state.axis < len(lengths) and lengths[state.axis] is not None
 
 
 class _LengthsOfExamples:

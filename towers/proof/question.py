@@ -27,6 +27,12 @@ class Question(typing.NamedTuple):
     # All writers of the variables that the update reads beside the gradients, as for its learning
     # rate.
     writers_for_update: Writers = NO_WRITERS
+    # The writers of the variables that tower 0 writes for all towers, and that neither the loss nor
+    # the update reads; and the marks (`State.shard_statistics`) of all losses of the build.
+    other_writers: Writers = NO_WRITERS
+    statistics_of_losses: typing.AbstractSet[str] = frozenset()
+    # Names of variables whose initial values are computed from the examples of a shard.
+    initialized_from_shard: typing.Sequence[str] = ()
     # Names of variables that a transformation of the gradients reads, and an update op writes.
     transformed_by: typing.Sequence[str] = ()
     # Names of reference variables that a gradient may read before an update op writes them, or
