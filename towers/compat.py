@@ -742,9 +742,9 @@ def replace_input(op: tf.Operation, position: int, new: tf.Tensor):
 
 
 _PRODUCT = re.compile('_(?:Mkl)?(?:Native)?(?:Fused)?((?:MatMul|Conv|DepthwiseConv).*)')
-# Types of operations that the runtime adds to a step to bring a tensor to another device.
-SENDS = ('_Send', '_HostSend')
-RECEIVES = ('_Recv', '_HostRecv')
+# Types of operations that bring a tensor to another device. The runtime adds the private ones.
+SENDS = ('_Send', '_HostSend', 'Send')
+RECEIVES = ('_Recv', '_HostRecv', 'Recv')
 # What the runtime adds to move tensors between devices and layouts; nothing is computed there.
 _MOVES = SENDS + RECEIVES + ('Const', '_MklToTf', '_MklInputConversion')
 
@@ -849,6 +849,58 @@ def set_device(op: tf.Operation, device: str):
 def set_attribute(op: tf.Operation, name: str, value: tf.AttrValue):
     """Gives a finished operation another `tf.AttrValue`."""
     op._set_attr(name, value)
+
+
+_IS_SEND_PUBLIC = hasattr(tf.raw_ops, 'Send')  # on 1.15 TensorFlow has it for its own use alone
+
+
+def send(tensor: tf.Tensor, name: str, sender: str, receiver: str) -> tf.Operation:
+    """An operation that sends a tensor from the device `sender` to another worker's device, for the
+    `receive` there that has the same arguments. `set_incarnation` has to complete both."""
+    attributes = _attributes_of_route(name, sender, receiver)
+    attributes['T'] = tf.AttrValue(type=tensor.dtype.as_datatype_enum)
+    op_type = 'Send' if _IS_SEND_PUBLIC else '_Send'
+    op = tensor.graph.create_op(op_type, [tensor], [], attrs=attributes, name='send')
+    _list_operation(op)
+    return op
+
+
+def receive(dtype: tf.DType, name: str, sender: str, receiver: str) -> tf.Tensor:
+    """The tensor that a `send` of another worker sends to this worker's device `receiver`."""
+    attributes = _attributes_of_route(name, sender, receiver)
+    attributes['tensor_type'] = tf.AttrValue(type=dtype.as_datatype_enum)
+    op_type = 'Recv' if _IS_SEND_PUBLIC else '_Recv'
+    graph = tf.get_default_graph()
+    op = graph.create_op(op_type, [], [dtype], attrs=attributes, name='receive')
+    _list_operation(op)
+    return op.outputs[0]
+
+
+def _attributes_of_route(name: str, sender: str, receiver: str) -> typing.Dict[str, tf.AttrValue]:
+    """The attributes that a `send` and its `receive` have in common."""
+    return {'tensor_name': tf.AttrValue(s=name.encode()),
+            'send_device': tf.AttrValue(s=sender.encode()),
+            'recv_device': tf.AttrValue(s=receiver.encode()),
+            'send_device_incarnation': tf.AttrValue(i=0),
+            'client_terminated': tf.AttrValue(b=False)}
+
+
+def _list_operation(op: tf.Operation) -> None:
+    """On 1.15 adds the type of an operation to Python's list of types, by which a graph is written
+    with a checkpoint: private operations are not in it. Later versions ask TensorFlow itself."""
+    if not _IS_SEND_PUBLIC:
+        from tensorflow.core.framework import op_def_pb2
+        from tensorflow.python.framework import op_def_registry
+        op_def_registry.register_op_list(op_def_pb2.OpList(op=[op.op_def]))
+
+
+def set_incarnation(op: tf.Operation, incarnations: typing.Dict[str, int]) -> None:
+    """Completes the operation of a `send` or a `receive` by the incarnation of the device that
+    sends, which is in `incarnations` by the name of the device."""
+    incarnation = incarnations[tf.compat.as_str(op.get_attr('send_device'))]
+    if incarnation >= 1 << 63:  # the attribute takes the 64 bits as a signed number
+        incarnation -= 1 << 64
+    set_attribute(op, 'send_device_incarnation', tf.AttrValue(i=incarnation))
 
 
 def free_of_variable(graph: tf.Graph):

@@ -47,6 +47,7 @@ class Collectives:
     Attributes:
       num_workers: how many workers take part, W.
       buffer_bytes: bytes of gradients that travel in one message.
+      wire: the 16-bit type in which dense gradients travel; None if they travel as they are.
     """
 
     def __init__(self, cluster: typing.Any):
@@ -54,14 +55,14 @@ class Collectives:
         `Cluster`."""
         self.num_workers = cluster.num_workers
         self.buffer_bytes = max(1, int(cluster.buffer_mb * (1 << 20)))  # `_pieces` divides by it
+        self.wire: typing.Optional[tf.DType] = WIRES.get(cluster.wire)
         self._rank = cluster.rank
-        self._wire = WIRES.get(cluster.wire)  # None: dense gradients travel as they are
         self._last_key = max([0] + _keys_in_use(tf.get_default_graph()))
 
     @property
     def sends_16_bits(self) -> bool:
         """Whether dense gradients travel as 16-bit numbers."""
-        return self._wire is not None
+        return self.wire is not None
 
     def reduce(self, tensor: tf.Tensor, awaited: typing.Any, mean: bool = False) -> tf.Tensor:
         """The sum, or with `mean` the mean, of the workers' tensors, which have one shape."""
@@ -94,7 +95,7 @@ class Collectives:
         for piece in self._pieces(tensor):
             # Numbers of 16 bits are gathered, and a gather needs the static shape of its result.
             has_static_shape = piece.shape.is_fully_defined()
-            if self._wire is not None and has_static_shape:
+            if self.sends_16_bits and has_static_shape:
                 received = self._reduce_in_16_bits(piece, awaited)  # a sum: see `mean`
             else:
                 reduced_piece = self.reduce(piece, awaited, mean)
@@ -125,13 +126,13 @@ class Collectives:
         workers. Two 16-bit numbers travel as the bits of an int32.
         """
         count = tensor.shape.num_elements()
-        own_numbers = tf.cast(tf.reshape(tensor, [-1]), self._wire)
+        own_numbers = tf.cast(tf.reshape(tensor, [-1]), self.wire)
         is_odd = count % 2
         own_numbers = tf.pad(own_numbers, [[0, is_odd]])  # a zero for the last of an odd count
         own_pairs = tf.bitcast(tf.reshape(own_numbers, [1, -1, 2]), tf.int32)  # [1, pairs]
         num_pairs = own_pairs.shape.as_list()[1]
         gathered = self._gather(own_pairs, [self.num_workers, num_pairs], awaited)
-        numbers = tf.bitcast(gathered, self._wire)  # [W, pairs, 2]
+        numbers = tf.bitcast(gathered, self.wire)  # [W, pairs, 2]
         total = sum(tf.cast(of_worker, tf.float32) for of_worker in tf.unstack(numbers))
         total = tf.reshape(tf.reshape(total, [-1])[:count], tensor.shape)  # without the zero
         return Received(tf.cast(total, tensor.dtype), gathered)
@@ -192,9 +193,14 @@ class Collectives:
 
     def _next_key(self) -> typing.Dict[str, int]:
         """The attributes by which TensorFlow brings together the operations of one message."""
-        self._last_key += 1
         return {'group_size': self.num_workers, 'group_key': _GROUP,
-                'instance_key': self._last_key}
+                'instance_key': self.next_key()}
+
+    def next_key(self) -> int:
+        """A number that the graph does not use yet for a message or a tensor; all workers get the
+        same numbers in the same order."""
+        self._last_key += 1
+        return self._last_key
 
 
 def _keys_in_use(graph: tf.Graph) -> typing.List[int]:

@@ -52,6 +52,18 @@ def text_for_others(error: BaseException) -> str:
     return '%s: %s' % (type(error).__name__, why)
 
 
+# In TensorFlow's error of a step that waits for a tensor of another worker, when that worker's step
+# has failed; the reason of the failure stands beside it.
+_OF_OTHER_WORKER = ('RecvTensor', 'GRPC error information')
+
+
+def _is_of_other_worker(error: BaseException) -> bool:
+    """Whether a step in a ring has failed because another worker's step has."""
+    if not isinstance(error, tf.errors.OpError):
+        return False
+    return any(words in error.message for words in _OF_OTHER_WORKER)
+
+
 def say_refusal(rank: int, signature: dict, why: str, connected: socket.socket) -> None:
     """Tells worker 0 that this worker cannot join.
 
@@ -85,6 +97,7 @@ class Connection:
       is_over: whether this session ends after the step, or round of steps, that it has begun last.
       checks: whether all workers compare their weights after that step.
       raised: why the newest step has failed, as others are told; None if it has not.
+      is_raised_by_other: whether it has failed because it has failed on another worker.
       steps_begun: how many steps this session has begun.
       steps_made: how many steps this session has made.
       builds: list of the positions, in `builds_of` their graph, of the builds whose train ops the
@@ -109,6 +122,7 @@ class Connection:
         self.dead_after = dead_after
         self.builds: typing.List[int] = []
         self.raised: typing.Optional[str] = None
+        self.is_raised_by_other = False
         self._cluster = cluster
         self._signature = signature
         self._lines = Lines(connected, MOST_OF_WORKER_0)
@@ -246,18 +260,24 @@ class Connection:
         self._step_failed = True  # unless it comes to its end
         self.raised = None
         self._has_failed_on_all = False
+        self.is_raised_by_other = False
         try:
             yield
             self.steps_made += 1
             self._step_failed = False
         except BaseException as error:
             self.raised = text_for_others(error)
-            # The end of the data mostly ends the training of all: it is told if this one goes on.
-            if not isinstance(error, tf.errors.OutOfRangeError):
+            is_ring = self._cluster.kind == 'ring'
+            self.is_raised_by_other = is_ring and _is_of_other_worker(error)
+            # The end of the data mostly ends the training of all, and another worker says itself
+            # why its step has failed: both are told if this one goes on.
+            is_told_later = isinstance(error, tf.errors.OutOfRangeError) or self.is_raised_by_other
+            if not is_told_later:
                 self._tell_raised()
             raise
         finally:
-            self._in_step = False
+            # This worker still waits for an end of the step if another one's error has ended it.
+            self._in_step = self.is_raised_by_other
 
     def _tell_raised(self) -> None:
         """Tells worker 0 that a step has failed here, in which others may wait for ever."""
@@ -326,6 +346,7 @@ class Connection:
         self._asks = True
         self._answer = None
         if self.raised is not None:
+            self._in_step = False
             self._tell_raised()
         asked = [self._session, what, self._signal, checks]
         if asked != self._asked:  # a step mostly asks what the step before has asked

@@ -55,3 +55,6 @@ class Engine(typing.NamedTuple):
     """`f(text, config)`: takes the text of this worker, and the `tf.ConfigProto` of its sessions;
     returns the texts of all workers, by rank. None where workers have addresses, by which they
     meet."""
+    connect: typing.Callable = lambda cluster, graph, target, config: None
+    """`f(cluster, graph, target, config)`: completes the graph of the builds when the servers of
+    all workers are there, for sessions of that target and `tf.ConfigProto`."""

@@ -141,6 +141,7 @@ def join(cluster: typing.Any, built: typing.Any, config: typing.Optional[tf.Conf
     with meeting as connection, servers_watched(cluster, connection, say):
         try:
             target = _target(cluster, config, start_timeout, say)
+            cluster.engine.connect(cluster, built.train_op.graph, target, config)
             note_connection(built, connection)
             yield Member(cluster, built, target, config, connection)
         except BaseException as error:
@@ -222,10 +223,13 @@ def _reason_of_failure(error: BaseException,
     if not isinstance(error, tf.errors.OpError):
         return None
     reason = explained(error) or worker_step.explained(error)
-    if reason is not None:
+    if reason is not None and not connection.is_raised_by_other:
         return reason
     seconds_to_wait = 0.
-    if _may_be_of_other_worker(error):
+    if connection.is_raised_by_other:
+        # That worker may wait in the same way, and then ends: two seconds are for the news.
+        seconds_to_wait = connection.dead_after + 3.
+    elif _may_be_of_other_worker(error):
         # That worker is lost when it has been silent for `dead_after`; a second is for the news.
         seconds_to_wait = connection.dead_after + 1.
     lost_error = connection.error(seconds_to_wait)

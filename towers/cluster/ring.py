@@ -4,10 +4,11 @@ Each worker has a session of its own, which sees this worker's devices alone. `c
 messages between the workers.
 
 Dense gradients share buffers, filled in the reverse order of the variables, as a backward pass
-computes them: the first buffer is sent while the backward pass goes on. With `Cluster(wire=…)` they
-travel as 16-bit numbers: every worker gathers the numbers of all workers, and adds them up in
-float32, in one order, so that the sums have the same bits on all workers. Sparse gradients are sent
-as rows, by `ring_rows`, with small dense gradients beside them.
+computes them: the first buffer is sent while the backward pass goes on. A large buffer goes as
+tensors, by `tensor_exchange`, and a small one as a message. With `Cluster(wire=…)` they travel as
+16-bit numbers: every worker gathers the numbers of all workers, and adds them up in float32, in one
+order, so that the sums have the same bits on all workers. Sparse gradients are sent as rows, by
+`ring_rows`, with small dense gradients beside them.
 
 Words of `worker_step` used here: a `Weighting` says by which factor a worker's losses are
 multiplied, and is constant where all workers have one static number of examples; a `SessionGuard`
@@ -19,11 +20,12 @@ import typing
 
 import tensorflow.compat.v1 as tf
 
-from towers.cluster import worker_step
+from towers.cluster import tensor_exchange, worker_step
 from towers.cluster.collectives import Collectives, Received
 from towers.cluster.engine import Engine, EngineGradients, EngineStep, Pairs
 from towers.cluster.ring_rows import Sums, add_rows, dense_beside_rows
 from towers.cluster.sent_types import type_of_sent_value, type_of_sent_variable
+from towers.cluster.tensor_exchange import TensorExchange
 from towers.gradients.gradient_pairs import variables_of
 from towers.graph.graph_walk import bytes_of, operation_names
 from towers.placement.variable_device import only_device
@@ -54,8 +56,8 @@ def begin_step(cluster: typing.Any, weighting: worker_step.Weighting) -> EngineS
                 num_examples = sum_of_examples[0]
                 loss_weight = weighting.factor_in_step(num_examples)
     add_up = functools.partial(_sum_of_values, ring, guard.check)
-    step = _RingStep(ring=ring, guard=guard, awaited=awaited, num_examples=num_examples,
-                     have_equal_batches=weighting.is_constant,
+    step = _RingStep(cluster=cluster, ring=ring, guard=guard, awaited=awaited,
+                     num_examples=num_examples, have_equal_batches=weighting.is_constant,
                      data_may_end=cluster.active is not None)
     return EngineStep(step.combine, loss_weight=loss_weight,
                       workers=weighting.workers(loss_weight, add_up))
@@ -81,6 +83,7 @@ def _sum_of_values(ring: Collectives, awaited: typing.Any, tensor: tf.Tensor) ->
 
 class _RingStep(typing.NamedTuple):
     """A step of the workers of a ring, before its gradients."""
+    cluster: typing.Any
     ring: Collectives
     guard: worker_step.SessionGuard
     awaited: typing.Any  # the message, or operation, that the first gradients wait for
@@ -107,7 +110,8 @@ class _RingStep(typing.NamedTuple):
             names_beside_rows = operation_names(variables_of(beside_rows))
             others = [(gradient, variable) for gradient, variable in gradients
                       if variable.op.name not in names_beside_rows]
-            dense = _add_dense(self.ring, others, self.awaited)
+            tensors = TensorExchange(self.cluster, self.ring)
+            dense = _add_dense(self.ring, tensors, others, self.awaited)
             sparse = add_rows(self.ring, gradients, beside_rows, self.awaited,
                               self.have_equal_batches)
             # All messages come before the end of the step, by which the training may end: a worker
@@ -138,13 +142,16 @@ def _check_can_be_sent(gradients: Pairs) -> None:
         type_of_sent_variable(variable)  # raises for such a gradient
 
 
-def _add_dense(ring: Collectives, gradients: Pairs, awaited: typing.Any) -> Received:
-    """Adds up the dense gradients over the workers, one buffer after the other.
+def _add_dense(ring: Collectives, tensors: TensorExchange, gradients: Pairs,
+               awaited: typing.Any) -> Received:
+    """Adds up the dense gradients over the workers: large buffers as tensors, each as soon as it
+    is there, and the others by messages, one after the other.
 
     Args:
       ring: makes the messages.
+      tensors: makes the operations that send and receive tensors.
       gradients: of this worker; the sparse ones are left out.
-      awaited: the message, or operation, for which the first message waits.
+      awaited: the message, or operation, for which the first message and all tensors wait.
 
     Returns:
       `Received` with `Sums`.
@@ -152,20 +159,28 @@ def _add_dense(ring: Collectives, gradients: Pairs, awaited: typing.Any) -> Rece
     dense = [(gradient, variable) for gradient, variable in gradients
              if not isinstance(gradient, tf.IndexedSlices)]
     sums: Sums = {}
+    message = awaited
     for buffer in buffers_of(dense, ring.buffer_bytes):
-        packed = _packed([gradient for gradient, _ in buffer])
-        total, awaited = ring.reduce_in_pieces(packed, awaited)
+        packed = _packed(buffer)
+        if bytes_of(packed) >= tensor_exchange.LEAST_BYTES:
+            total = tensors.total(packed, awaited)
+        else:
+            total, message = ring.reduce_in_pieces(packed, message)
         variables = variables_of(buffer)
         for variable, gradient in zip(variables, _unpacked(total, variables)):
             sums[variable.op.name] = gradient
-    return Received(sums, awaited)
+    if tensors.arrived:  # when this last message comes, all workers have all tensors
+        message = ring.reduce(tf.zeros([1]), tf.group(message, *tensors.arrived))
+    return Received(sums, message)
 
 
-def _packed(gradients: typing.List[tf.Tensor]) -> tf.Tensor:
-    """The numbers of several gradients as one vector; a single gradient as it is."""
-    if len(gradients) == 1:
-        return gradients[0]
-    return tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
+def _packed(buffer: Pairs) -> tf.Tensor:
+    """The numbers of several gradients as one vector; a single gradient as it is. The static shape,
+    by which large buffers are told, is that of the variables: it is the same on all workers."""
+    if len(buffer) == 1:
+        gradient, variable = buffer[0]
+        return tf.reshape(gradient, variable.get_shape())
+    return tf.concat([tf.reshape(gradient, [-1]) for gradient, _ in buffer], 0)
 
 
 def _unpacked(packed: tf.Tensor, variables: typing.List[tf.Variable]) -> typing.List[tf.Tensor]:
@@ -220,4 +235,5 @@ def _configure(cluster: typing.Any, config: tf.ConfigProto) -> None:
 
 
 ENGINE = Engine(name="TensorFlow's ring", arguments=['buffer_mb', 'every', 'wire'],
-                begin_step=begin_step, broadcast=_broadcast, configure=_configure)
+                begin_step=begin_step, broadcast=_broadcast, configure=_configure,
+                connect=tensor_exchange.connect)

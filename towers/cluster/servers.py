@@ -92,8 +92,9 @@ def check_reachable(cluster: Cluster, deadline: float, say: typing.Callable) -> 
     """Raises `ClusterError` where the server of another worker is not reached by its address: steps
     would wait for it without an end.
 
-    Worker 0 looks at all others, and every other worker at the next worker only. That makes 2 W - 2
-    looks in the place of W (W - 1).
+    Worker 0 looks at all others, and every other worker at the worker before it only, from whose
+    server it fetches what that one sends in a ring. That makes 2 W - 2 looks in the place of
+    W (W - 1).
 
     Args:
       cluster: the `Cluster`.
@@ -103,7 +104,7 @@ def check_reachable(cluster: Cluster, deadline: float, say: typing.Callable) -> 
     if cluster.is_chief:
         others = list(range(1, cluster.num_workers))
     else:
-        others = [(cluster.rank + 1) % cluster.num_workers]
+        others = [cluster.rank - 1]
 
     def attempt() -> typing.Tuple[None, str]:
         """An attempt for `wait_until`, which waits until nothing is wrong."""

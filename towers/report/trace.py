@@ -11,7 +11,9 @@ from towers.placement.devices import short_name
 from towers.placement.tower_device import without_localhost
 from towers.report.parts import COPIES, OTHER, Place, StepParts, places_in_runtime
 
-_NO_OPERATION = ('_SOURCE', '_SINK')  # names of the ends of a graph, which TensorFlow traces, too
+_NO_OPERATION = ('_SOURCE', '_SINK', 'RecvTensor', 'RecvBuf')
+"""Names under which TensorFlow traces what is no operation: the ends of a graph, and the message
+from another process by which a receive, which is traced as well, gets its tensor."""
 _COPIES_OF_GPU = '/memcpy'  # the name of a device ends so in the records of its copies
 _NO_DEVICE = ''  # the short name of what is no device
 
