@@ -324,3 +324,12 @@ def step_operations(fetches):
                 found.add(other)
                 pending.append(other)
     return found
+
+
+def mutable_table():
+    """A table that changes, whose content `tf.train.Saver` keeps."""
+    experimental = getattr(tf.lookup, 'experimental', None)
+    if hasattr(experimental, 'MutableHashTable'):
+        return experimental.MutableHashTable(tf.int64, tf.int64, -1, name='table')
+    from tensorflow.contrib.lookup import MutableHashTable  # TF 1.15
+    return MutableHashTable(tf.int64, tf.int64, -1, name='table')

@@ -6,6 +6,7 @@ import make_checkpoints
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from sample_models import mutable_table
 
 from towers.checkpoint.match import check_fits, init_from
 from towers.errors import CheckpointError, InvalidArgumentError
@@ -42,15 +43,6 @@ def test_the_model_that_wrote_it_fits_and_restores(prefix, use_resource):
             values = session.run(variable).ravel()
             expected = [7] if values.shape == (1,) else index + .5 + np.arange(values.size)
             np.testing.assert_array_equal(values, expected, variable.name)
-
-
-def mutable_table():
-    """A table that changes, whose content `tf.train.Saver` keeps."""
-    experimental = getattr(tf.lookup, 'experimental', None)
-    if hasattr(experimental, 'MutableHashTable'):
-        return experimental.MutableHashTable(tf.int64, tf.int64, -1, name='table')
-    from tensorflow.contrib.lookup import MutableHashTable  # TF 1.15
-    return MutableHashTable(tf.int64, tf.int64, -1, name='table')
 
 
 def test_what_is_no_list_of_variables():

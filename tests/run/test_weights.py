@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from sample_models import keras
+from sample_models import keras, mutable_table
 from towers.errors import CheckpointError, InvalidArgumentError
 from towers.run.evaluation import Evaluation
 from towers.run.weights import WeightAverages, export_saved_model
@@ -220,6 +220,24 @@ def test_a_partitioned_variable_is_exported_as_a_whole(tmp_path):
             return serving()
     folder = export_saved_model(in_parts, prefix, str(tmp_path / 'export'))
     np.testing.assert_allclose(loaded(folder, {'x': X}), expected, rtol=1e-6)
+
+
+def test_the_content_of_a_table_is_exported(tmp_path):
+    def looked_up():
+        table = mutable_table()
+        keys = tf.placeholder(tf.int64, [None])
+        return table, {'keys': keys}, {'y': table.lookup(keys)}
+    tf.train.get_or_create_global_step()
+    table, _, _ = looked_up()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        without = tf.train.Saver([tf.train.get_global_step()]).save(session, str(tmp_path / 'a'))
+        session.run(table.insert(tf.constant([3], tf.int64), tf.constant([7], tf.int64)))
+        prefix = tf.train.Saver().save(session, str(tmp_path / 'b'))
+    folder = export_saved_model(lambda: looked_up()[1:], prefix, str(tmp_path / 'export'))
+    assert loaded(folder, {'keys': [3, 4]}).tolist() == [7, -1]
+    with pytest.raises(CheckpointError, match='cannot be exported: it has no table-'):
+        export_saved_model(lambda: looked_up()[1:], without, str(tmp_path / 'other'))
 
 
 @pytest.mark.slow

@@ -213,7 +213,7 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
         inputs, outputs = _checked_signature(build())
         names, _ = averages_in(checkpoint, tf.global_variables())
         check_fits(checkpoint, names)
-        saver = tf.train.Saver(names)
+        saver = tf.train.Saver(dict(names, **_tables_in(checkpoint)))
         signature = tf.saved_model.predict_signature_def(inputs, outputs)
         with tf.Session() as session:
             saver.restore(session, checkpoint)
@@ -224,6 +224,20 @@ def export_saved_model(build: typing.Callable, checkpoint: str, directory: str) 
                     '%s cannot be written: %s. Export to a directory that can be made and written '
                     'to.' % (target, first_line(error))) from error
     return target
+
+
+def _tables_in(checkpoint: str) -> typing.Dict[str, typing.Any]:
+    """{name: what a `Saver` keeps of it} of the tables that change, and the like, of the default
+    graph; raises `CheckpointError` if the checkpoint lacks the content of one."""
+    names_saved = {name for name, _ in tf.train.list_variables(checkpoint)}
+    tables = {}
+    for saveable in tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS):
+        for spec in saveable.specs:
+            if spec.name not in names_saved:
+                raise CheckpointError('%s cannot be exported: it has no %s. Expected a checkpoint '
+                                      'of this model.' % (checkpoint, spec.name))
+        tables[saveable.name] = saveable
+    return tables
 
 
 def _write_saved_model(session: tf.Session, signature: typing.Any, target: str) -> None:
