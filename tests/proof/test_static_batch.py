@@ -49,7 +49,7 @@ def test_a_divisor_of_values_that_may_be_computed_from_the_size_is_named():
     x = batch(6)
     gradient, = tf.gradients(tf.reduce_mean(tf.square(x)), x)  # divides by 24
     text = line(tf.reduce_mean(tf.square(x + gradient)), x)
-    assert "no other constant was computed from it, such as 'gradients/Mean_grad/Const_1' (" in text
+    assert "no other constant, such as 'gradients/Mean_grad/Const_1', was computed from it (" in text
     with_temperature = tf.reduce_mean(tf.square(x / tf.constant(2. * SIZE, name='temperature')))
     assert ("proven, if no constant of the model, such as 'temperature', was computed from the "
             'static size of a shard, 4 (') in line(with_temperature, x)

@@ -297,7 +297,7 @@ def _marked_with_totals(row: Row, op: tf.Operation, inputs: typing.List[State], 
     if result.is_total_or_share or result.kind is Kind.INDEPENDENT:
         arguments = as_numbers(op, arguments, view)
     marking = arguments if result.is_total_or_share else values + arguments
-    marks = marks_of_totals(op, marking, view, "depends on a value of all examples ('%s')")
+    marks = marks_of_totals(op, marking, view, 'depends on a value of all examples (%s)')
     return result.with_marks_of(marks)
 
 

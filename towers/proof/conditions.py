@@ -256,11 +256,11 @@ def _condition_of_size(size: int, size_constants: SizeConstants,
     else:
         numbers = '%d, or up to %d times as much,' % (size, times)
         condition = 'was computed from the static size of a shard'
-    text = '%s in %d %s (%s) %s, and no other constant was computed from it' % (
-        numbers, number, operations, quoted_names(size_constants), condition)
+    no_other = 'no other constant'
     if divisors:
-        text += ', such as %s' % quoted_names(divisors)
-    return text
+        no_other += ', such as %s,' % quoted_names(divisors)
+    return '%s in %d %s (%s) %s, and %s was computed from it' % (
+        numbers, number, operations, quoted_names(size_constants), condition, no_other)
 
 
 def quoted_names(names: typing.Iterable[str]) -> str:

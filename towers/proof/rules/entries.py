@@ -160,7 +160,7 @@ def by_example(op: tf.Operation, states: _States, view: View) -> State:
     """
     # A mean of the shard that is broadcast to an example makes the result of this example depend on
     # all examples of the shard.
-    marks = marks_of_totals(op, states, view, "gives each example a value of all examples ('%s')")
+    marks = marks_of_totals(op, states, view, 'gives each example a value of all examples (%s)')
     if not any_of_kind(states, Kind.ONE_EXAMPLE):
         return _by_example_of_batch(op, states, view).with_marks_of(marks)
     if any_of_kind(states, Kind.PER_EXAMPLE, Kind.ROWS):

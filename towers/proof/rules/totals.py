@@ -117,12 +117,13 @@ def marks_of_totals(op: tf.Operation, states: _States, view: View, why: str) -> 
       states: the states of its inputs.
       view: `View`, in which the reason of each mark is noted.
       why: the reason, the predicate of a sentence about the operation. It may have a place `%s` for
-        the name of the mean, the sum or the share: "gives each example a value of all ('%s')".
+        the name of the mean, the sum or the share: "gives each example a value of all (%s)".
     """
     statistics = reductions_of(states)
     for name in statistics:
-        reason = why.replace('%s', name)
-        view.note(name, op, reason)
+        # The number of examples has the name of the operation that uses it as a number.
+        total = 'their number' if name == op.name else repr(name)
+        view.note(name, op, why.replace('%s', total))
     return INDEPENDENT.with_marks_of(*states).with_shard_statistics(statistics)
 
 
@@ -165,7 +166,8 @@ def sum_of_totals(op: tf.Operation, states: _States, view: View) -> State:
     if kinds == {Kind.SHARE}:
         return State(Kind.SHARE, reductions=reductions_of(states)).with_marks_of(*states)
     if Kind.SHARE in kinds:
-        return not_linear(op, states, view, 'adds a part for each example to what is none')
+        return not_linear(op, states, view,
+                          'adds a part for each example, such as 1 / n, to a value of another kind')
     if kinds <= {Kind.INDEPENDENT}:
         return INDEPENDENT.with_marks_of(*states)
     if kinds <= {Kind.MEAN, Kind.INDEPENDENT}:
