@@ -622,6 +622,18 @@ _GRAPHS_OF_FUNCTIONS = {
 the gradient looks for their graphs."""
 
 
+def hand_on_gradient(op: tf.Operation, imported: tf.Operation):
+    """Gives the import of a call of a `tf.function` the gradient function of the call.
+
+    TensorFlow 2 keeps it in a private attribute of the call, which no import has; without it
+    `tf.gradients` makes a `SymbolicGradient`, which fails for float64. TensorFlow 1.15 registers
+    the gradient under a name in the node, which an import has.
+    """
+    gradient = getattr(op, '_gradient_function', None)  # pylint: disable=protected-access
+    if gradient is not None:
+        setattr(imported, '_gradient_function', gradient)
+
+
 def restore_function_graphs(op: tf.Operation):
     """Makes the Python graphs of the functions of an imported loop or branch (v2), and of the loops
     and branches within it, and puts them where TensorFlow's gradient of the operation looks for

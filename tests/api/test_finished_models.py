@@ -106,9 +106,15 @@ def look_up(x, y):
     return mean_square(dense(x, 3, 'a') * table.lookup(keys)[:, None], y)
 
 
+def traced_function(x, y):
+    weights = tf.get_variable('a', [x.shape[-1], 3], tf.float64, use_resource=True)
+    return mean_square(tf.function(lambda rows: tf.tanh(tf.matmul(rows, weights)))(x), y)
+
+
 KINDS = {'branch': (branch_on_a_feed, feed_of_branch)}
 KINDS.update((each.__name__, (each, None)) for each in [
-    nested_control_flow, two_rnns, custom_gradient, gradient_penalty, python_function, look_up])
+    nested_control_flow, two_rnns, custom_gradient, gradient_penalty, python_function, look_up,
+    traced_function])
 
 
 LONG = ('nested_control_flow', 'two_rnns', 'branch', 'gradient_penalty', 'custom_gradient',

@@ -204,11 +204,12 @@ def _colocate_import(op: tf.Operation, imported: Imported) -> None:
 
 def _add_what_python_adds(op: tf.Operation, imported: Imported) -> None:
     """Gives the import of `op` what TensorFlow's Python code gives operations that it makes, and
-    `tf.import_graph_def` does not: attributes of the open scopes, the Python graphs of functions,
-    and the mark of operations that cannot be fetched."""
+    `tf.import_graph_def` does not: attributes of the open scopes, the gradients and the Python
+    graphs of functions, and the mark of operations that cannot be fetched."""
     new = imported.operations[op.name]
     for name, value in compat.attributes_of_scopes(new).items():
         compat.set_attribute(new, name, value)
+    compat.hand_on_gradient(op, new)
     compat.restore_function_graphs(new)  # with which `tf.gradients` differentiates an `If`, `While`
     if not op.graph.is_fetchable(op):  # in a loop or branch
         op.graph.prevent_fetching(new)
