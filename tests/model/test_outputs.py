@@ -119,7 +119,8 @@ def test_weighted_sum():
     mean = weighted_sum([tf.constant(1., tf.float64), tf.constant(2., tf.float64)], [0.5, 0.5])
     assert mean.dtype == tf.float64
     assert run(weighted_sum([tf.constant(1), tf.constant(2)], [0.5, 0.5])) == 1.5
-
+    count = 2 ** 24 + 1  # float32 does not hold it
+    assert run(weighted_sum([tf.constant(count)] * 2, [0.5, 0.5])) == count
 
     nothing = [tf.constant(2.), tf.constant(float('nan'))]  # has no weight, counts nothing
     for weights in [1., 0.], [tf.constant(each, tf.float64) for each in (1., 0.)]:

@@ -409,6 +409,6 @@ def weighted_sum(values: typing.Sequence[tf.Tensor], weights: typing.Sequence) -
     terms = []
     for value, weight in zip(values, weights):
         if not value.dtype.is_floating:
-            value = tf.cast(value, tf.float32)
+            value = tf.cast(value, tf.float64)  # float32 does not hold every count above 2^24
         terms.append(weighted(value, weight))
     return tf.add_n(terms)
