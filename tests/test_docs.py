@@ -26,10 +26,6 @@ PAGES_OF_ONE_PROGRAM = [page for page in pages.names()
 DIFFS = [block for page in pages.names() for block in pages.blocks(page, 'diff')]
 
 
-def slow_if(condition):
-    return [pytest.mark.slow] if condition else []
-
-
 def skip_without_estimator(page):
     return [pytest.mark.skip('no tf.estimator')] if (
         page == 'docs/estimator.md' and not compat.has_estimator()) else []
@@ -299,14 +295,14 @@ def train_arguments(command):
 
 
 # Without those on ImageNet, see test_paper_setting.
-RUN = [pytest.param(block, command, output, id=command[:60], marks=slow_if(
-    command == 'make train' or '--mode=find_rate' in command))
+RUN = [pytest.param(block, command, output, id=command[:60])
        for block, command, output in COMMANDS
        if output and train_arguments(command) is not None and '/data/imagenet' not in command
        # Not those with their file, of an earlier run, and of several runs (test_sweep).
        and not re.search(r'--(model|hooks)=\w+:|--mode=eval|--sweep', command)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('block, command, output', RUN)
 def test_commands_print_what_stands_below_them(block, command, output, runner, tmp_path):
     run = runner.start(tmp_path / 'run', train_arguments(command))

@@ -118,7 +118,7 @@ KINDS.update((each.__name__, (each, None)) for each in [
 
 
 LONG = ('nested_control_flow', 'two_rnns', 'branch', 'gradient_penalty', 'custom_gradient',
-        'python_function')
+        'python_function', 'traced_function')
 
 
 @pytest.mark.parametrize('name, variables', [
@@ -513,9 +513,9 @@ def layers(x, y):
     return mean_square(dense(h, 3, 'last'), y)
 
 
+@slow
 @pytest.mark.parametrize('name, variables', [
-    (name, 'reference') if name == 'recompute' else pytest.param(name, variables, marks=slow)
-    for name in OPTIONS for variables in ('resource', 'reference')
+    (name, variables) for name in OPTIONS for variables in ('resource', 'reference')
     if (name, variables) != ('recompute', 'resource')])
 def test_options(name, variables):
     with switched('resource_variables', variables == 'resource'):
@@ -566,7 +566,8 @@ def critic(x, action, y):
         return mean_square(dense(tf.tanh(dense(x, 4, 'a') + dense(action, 4, 'b')), 3, 'c'), y)
 
 
-@pytest.mark.parametrize('is_fed', [True, pytest.param(False, marks=slow)])
+@slow
+@pytest.mark.parametrize('is_fed', [True, False])
 def test_an_input_that_is_computed_from_another_one(is_fed):
     """An actor's action, which some steps are fed; its gradient is one device's, if they are not."""
     x, y = placeholders((X, Y))

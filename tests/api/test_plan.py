@@ -159,7 +159,7 @@ def long_names(x, y):
 
 @pytest.mark.parametrize('num_towers, device, model_fn', [
     (12, '/job:worker/replica:0/task:%d/gpu:0', linear),
-    (12, '/gpu:%d', long_names)], ids=['long devices', 'long names'])
+    pytest.param(12, '/gpu:%d', long_names, marks=pytest.mark.slow)], ids=['long devices', 'long names'])
 def test_it_fits_a_screen(num_towers, device, model_fn):
     lines = str(plan_of(model_fn, num_towers * 2 + 1, momentum,
                         [device % index for index in range(num_towers)],

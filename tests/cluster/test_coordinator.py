@@ -368,8 +368,8 @@ def test_a_step_that_fails_on_one_worker_ends_the_run_though_it_goes_on(monkeypa
                             if isinstance(error, ValueError) else error.message), text), text
 
 
-@pytest.mark.parametrize('type_of_error', [
-    ValueError, pytest.param(tf.errors.OutOfRangeError, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('type_of_error', [ValueError, tf.errors.OutOfRangeError])
 def test_workers_on_which_a_step_fails_alike_go_on(monkeypatch, type_of_error):
     monkeypatch.setattr(coordinator_module, 'FIRST_LINE_AFTER', 1.)
     of_all = members(2, dead_after=1.)

@@ -75,7 +75,8 @@ def running_mean():
     return model_fn, lambda: tf.train.GradientDescentOptimizer(RATE), transform
 
 
-@pytest.mark.parametrize('case', ['rate', pytest.param('after', marks=slow)])
+@slow
+@pytest.mark.parametrize('case', ['rate', 'after'])
 def test_every_worker_updates_by_what_worker_0_has_written(case):
     of_rate = case == 'rate'
     results = in_a_ring(lambda rank: rate_by_the_batch() if of_rate else running_mean())

@@ -147,8 +147,9 @@ def test_a_step_gives_what_it_fetches_and_names_what_fails():
     in_sessions(make_clusters('ring'), work, failing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('config, expected', [
-    pytest.param(tf.ConfigProto(), set(), marks=pytest.mark.slow),
+    (tf.ConfigProto(), set()),
     (tf.ConfigProto(graph_options=tf.GraphOptions(build_cost_model=1)), {'cost_graph'})])
 def test_a_step_fills_the_metadata_that_it_is_asked_for(config, expected):
     """By its options, or by the config of the session. In any other step both are left out."""

@@ -11,7 +11,6 @@ import datasets
 import image_files
 from models import classifier, registry
 from towers.errors import InvalidArgumentError
-from case_marks import first_fast
 
 ARGUMENTS = dict(batch_size=4, image_size=8, channels=1)
 
@@ -163,8 +162,9 @@ def of_any_structure(own, change):
     return own(num_classes=None, train_batches=given, eval_batches=given)
 
 
-@pytest.mark.parametrize('change', first_fast(1, [lambda features, labels: (features, labels),
-                                    lambda features, labels: features]))
+@pytest.mark.slow
+@pytest.mark.parametrize('change', [lambda features, labels: (features, labels),
+                                    lambda features, labels: features])
 def test_features_of_any_structure_for_a_model_of_ones_own(own, change):
     found = of_any_structure(own, change).train_batches(batch_size=4, seed=1)
     (batch,) = image_files.batches(found)

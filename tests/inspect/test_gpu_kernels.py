@@ -120,7 +120,7 @@ def sent(built, is_counted):
                if is_counted(pair.source, pair.target))
 
 
-@pytest.mark.parametrize('count', [2, 8])
+@pytest.mark.parametrize('count', [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_shared_variables_are_read_once_and_get_a_gradient_from_each_tower(count):
     built = towers.build_towers(two_layers, samples.vectors(16), sgd(), gpus(count))
     shards = 16 * (6 + 3) * 8
@@ -130,7 +130,7 @@ def test_shared_variables_are_read_once_and_get_a_gradient_from_each_tower(count
     assert sent(built, lambda source, target: 'GPU' in source and 'GPU' in target) == 0
 
 
-@pytest.mark.parametrize('count', [2, 8])
+@pytest.mark.parametrize('count', [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_replicas_get_each_sum_and_give_each_gradient(count):
     """A reduce-scatter and an all-gather by variables: 2 (N - 1) times the weights."""
     built = towers.build_towers(two_layers, samples.vectors(16), sgd(), gpus(count),
