@@ -50,7 +50,7 @@ COUNTS = (2, 8)
 
 _EXAMPLES = 16  # of a batch
 _CLASSES = 10
-_SMALL = 16  # bytes at most, as of a scalar
+_SMALL = 32  # bytes at most, as of a scalar, or of a shape
 
 
 class Mode(typing.NamedTuple):
