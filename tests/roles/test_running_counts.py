@@ -199,6 +199,17 @@ def test_an_average_of_a_tower_that_the_loss_does_not_read_is_named(value, begin
     assert line_of_model(model_fn).startswith(beginning)
 
 
+def test_a_counter_that_the_update_alone_reads_and_every_tower_writes_is_named():
+    def model_fn(x):
+        counter = tf.get_variable('counter', [], tf.float64, trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(counter, 1.))
+        return tf.reduce_mean(tf.square(tf.matmul(x, tf.get_variable('w', [5, 1], tf.float64))))
+    assert line_of_model(model_fn).startswith('proven: ')
+    with tf.variable_scope('all'):
+        assert line_of_model(model_fn, update_ops='all').startswith(
+            "proven, but for what every tower writes in its turn (update_ops='all'): 'all/counter' (")
+
+
 def test_an_initial_value_from_the_examples_of_a_tower_is_named():
     def model_fn(x):
         center = tf.get_variable('center', initializer=tf.reduce_mean(x, 0), use_resource=True)
@@ -336,5 +347,5 @@ def averaged(x):
     (counted, "'steps'"), (averaged, "'mean'")]))
 def test_what_every_tower_writes_in_its_turn_is_named_as_that(model_fn, names):
     assert line_of_model(model_fn, update_ops='all').startswith(
-        "proven, but for what every tower writes in its turn (update_ops='all') and the loss reads: "
+        "proven, but for what every tower writes in its turn (update_ops='all'): "
         "%s (with update_ops='first' tower 0 alone writes): " % names)

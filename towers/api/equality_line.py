@@ -118,15 +118,16 @@ def _with_writers(question: Question, all_writers: Writers, writers_for_loss: Wr
       tower_set: the towers.
     """
     roles = tower_set.roles
-    writers_of_first = _with_role(FIRST, writers_for_loss, roles)
     if tower_set.request.training.update_ops == 'all':
-        # Every tower writes the variables that otherwise tower 0 alone writes.
-        question = question._replace(writers_in_turn=writers_of_first)
+        # Every tower writes the variables that otherwise tower 0 alone writes, also those that the
+        # loss does not read.
+        question = question._replace(writers_in_turn=_with_role(FIRST, all_writers, roles))
     else:
         read = {**writers_for_loss, **writers_for_update}
         others = {name: operations for name, operations in all_writers.items() if name not in read}
         question = question._replace(
-            writers_by_tower_0=writers_of_first, other_writers=_with_role(FIRST, others, roles))
+            writers_by_tower_0=_with_role(FIRST, writers_for_loss, roles),
+            other_writers=_with_role(FIRST, others, roles))
     return question._replace(
         writers_by_each_tower=_with_role(OWN, writers_for_loss, roles),
         writers_for_update=_for_update_alone(writers_for_update, writers_for_loss, roles),

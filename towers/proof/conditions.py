@@ -89,7 +89,7 @@ def _conditions_of_variables(state: State, analysis: Analysis,
     in_turn = _repeated_writes(question.writers_in_turn, state, analysis)
     if in_turn:
         conditions.append(
-            "but for what every %s writes in its turn (update_ops='all') and the loss reads: %s "
+            "but for what every %s writes in its turn (update_ops='all'): %s "
             "(with update_ops='first' tower 0 alone writes)" % (
                 question.part_name, quoted_names(in_turn)))
     # There is one update for all towers: the random numbers in a variable that it reads are the

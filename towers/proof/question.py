@@ -20,10 +20,11 @@ class Question(typing.NamedTuple):
     # Of the variables that the loss reads, the writers
     # of those that tower 0 writes for all towers;
     writers_by_tower_0: Writers = NO_WRITERS
-    # of those that every tower writes in its turn (`update_ops='all'`), whatever the value;
-    writers_in_turn: Writers = NO_WRITERS
     # and of those that each tower has for itself.
     writers_by_each_tower: Writers = NO_WRITERS
+    # The writers of all variables that every tower writes in its turn, whatever the value
+    # (`update_ops='all'`).
+    writers_in_turn: Writers = NO_WRITERS
     # All writers of the variables that the update reads beside the gradients, as for its learning
     # rate.
     writers_for_update: Writers = NO_WRITERS
@@ -41,7 +42,8 @@ class Question(typing.NamedTuple):
 
     @property
     def writers_for_loss(self) -> typing.List[tf.Operation]:
-        """The operations that write the variables which the loss reads."""
+        """The operations that write the variables which the loss reads; and with `update_ops='all'`
+        all that every tower writes."""
         operations: typing.List[tf.Operation] = []
         for writers in (self.writers_by_tower_0, self.writers_in_turn, self.writers_by_each_tower):
             operations += itertools.chain.from_iterable(writers.values())
