@@ -634,6 +634,16 @@ def hand_on_gradient(op: tf.Operation, imported: tf.Operation):
         setattr(imported, '_gradient_function', gradient)
 
 
+def is_gradient_of_python(op: tf.Operation) -> bool:
+    """Whether an operation is the gradient of a `tf.py_function`: the Python function behind it is
+    TensorFlow's own, which TensorFlow marks so, and keeps by a token of the operation."""
+    if op.type != 'EagerPyFunc':
+        return False
+    from tensorflow.python.ops import script_ops
+    function = script_ops._py_funcs._funcs.get(op.get_attr('token').decode())
+    return function is not None and function._is_grad_func  # None: of an imported graph
+
+
 def restore_function_graphs(op: tf.Operation):
     """Makes the Python graphs of the functions of an imported loop or branch (v2), and of the loops
     and branches within it, and puts them where TensorFlow's gradient of the operation looks for

@@ -255,7 +255,11 @@ def test_a_gradient_of_python_code_is_refused_and_python_code_without_one_is_cop
     with tf.Graph().as_default(), pytest.raises(towers.CloneError, match=(
             "^operation .*EagerPyFunc is the gradient of a tf.py_function, .*copies='reuse'")):
         build(lambda x: tf.reduce_mean(cubed(x * weight(2.))), X, ['/cpu:0', '/cpu:1'])
-    built = build(lambda x: tf.reduce_mean(cubed(x) * weight(2.)), X, ['/cpu:0', '/cpu:1'])
+
+    def without_gradient(x):
+        with tf.name_scope('cubed_grad'):  # a name as of a gradient
+            return tf.reduce_mean(cubed(x) * weight(2.))
+    built = build(without_gradient, X, ['/cpu:0', '/cpu:1'])
     with tf.Session(config=towers.session_config(2)) as session:
         session.run(tf.global_variables_initializer())
         np.testing.assert_allclose(session.run(built.loss), np.mean(X ** 3 * 2.))

@@ -217,8 +217,7 @@ def _check_uses_no_name(op: tf.Operation) -> None:
         raise CloneError('operation %s (%s), which the model function makes, communicates with '
                          "operations by a name: pass copies='reuse', which calls the model "
                          'function for every tower.' % (op.name, op.type))
-    # TensorFlow makes the gradient of the operation 'x' in the name scope 'gradients/x_grad'.
-    if op.type == 'EagerPyFunc' and '_grad/' in op.name:
+    if compat.is_gradient_of_python(op):
         raise CloneError('operation %s is the gradient of a tf.py_function, of which TensorFlow '
                          "keeps one call, by a name: pass copies='reuse', which calls the model "
                          'function for every tower, or give a tf.numpy_function its gradient by '
