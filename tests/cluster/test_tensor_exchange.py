@@ -67,6 +67,18 @@ def test_the_last_message_waits_for_all_tensors(wire, monkeypatch):
         assert any(each.type == 'CollectiveReduce' for each in before)
 
 
+def test_no_tensor_is_sent_in_a_session_that_has_not_begun():
+    """Each waits for the operation that fails there, although the gradient does not need it."""
+    built = towers.build_towers(
+        large, tf.ones([4]), tf.train.GradientDescentOptimizer(0.1), 1, 'mean',
+        cluster=towers.Cluster('ring', ['127.0.0.1:1', '127.0.0.1:2']))
+    sent = [op for op in step_operations([built.train_op]) if op.type.strip('_') == 'Send']
+    assert sent
+    for op in sent:
+        awaited = [each for each in op.control_inputs if each.type == 'Identity']
+        assert any('begun' in each.name for each in step_operations(awaited))
+
+
 def large(x):
     """A loss with gradients of 1.2 MB; each number of the gradient is the mean of the inputs."""
     weights = tf.get_variable('weights', [300, 1000], initializer=tf.zeros_initializer())
