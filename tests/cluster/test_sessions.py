@@ -147,6 +147,34 @@ def test_a_step_gives_what_it_fetches_and_names_what_fails():
     in_sessions(make_clusters('ring'), work, failing)
 
 
+@pytest.mark.parametrize('kind', ['ring', pytest.param('ps', marks=pytest.mark.slow)])
+def test_a_step_that_was_run_is_audited_in_a_ring_and_not_on_servers(kind):
+    """In a session of a ring, the names of devices begin with the worker's own job and task."""
+    cluster_of = make_clusters(kind)
+
+    def work(rank):
+        with tf.Graph().as_default():
+            cluster = cluster_of(rank)
+            built = halving(cluster)
+            options = tf.RunOptions(output_partition_graphs=True)
+            metadata = tf.RunMetadata()
+            assert not towers.audit(built).broken
+            with towers.join(cluster, built, start_timeout=30., dead_after=20.) as joined:
+                with joined.session() as session:
+                    session.run(built.train_op, options=options, run_metadata=metadata)
+            try:
+                audited = towers.audit(built, metadata)
+            except towers.ClusterError as error:
+                return str(error)
+            assert not audited.broken, audited
+            return audited.notes[-1]
+    for text in together(work, 2):
+        if kind == 'ring':
+            assert re.match(r'what the runtime placed was checked: \d+ operations on /cpu:0', text)
+        else:
+            assert text.endswith('names the devices from before: audit it before join.')
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('config, expected', [
     (tf.ConfigProto(), set()),

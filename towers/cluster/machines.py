@@ -86,6 +86,7 @@ class Exchange:
     """The gradients of one build over machines; made by `StepOfWorkers.combine`.
 
     Attributes:
+      cluster: the `Cluster`.
       own: list of `(gradient, variable)` of this machine's towers.
       gradients: list of `(gradient, variable)` for the update, see `EngineGradients`.
       conditions: what every write of a step waits for, see `EngineGradients`.
@@ -108,7 +109,7 @@ class Exchange:
           combine: function of gradients that gives the `EngineGradients`.
           values: as for `StepOfWorkers.combine`.
         """
-        self._cluster = cluster
+        self.cluster = cluster
         self.own = gradients
         self.same_examples = same_examples
         # Where several workers make one step on parameter servers, the chief alone updates.
@@ -152,7 +153,7 @@ class Exchange:
             shared_state = SharedState(self.own, self.gradients, update, model_operations)
             state = shared_state.variables(replicated)
             if state:
-                update = shared_state.sent_before_update(self._cluster, update, awaited)
+                update = shared_state.sent_before_update(self.cluster, update, awaited)
         return Machines(exchange=self, train_op=self._operation_of_step(update),
                         redirect=redirect or _redirect_nothing, written=written,
                         model_operations=model_operations, state=state)
@@ -171,8 +172,8 @@ class Exchange:
         writes from its own batch. It has to where each worker makes the one update of all workers:
         by their own states, their updates would differ. It has not to where all workers share the
         variables on servers, nor where a worker makes steps of its own, by its own state."""
-        updates_of_all = self._cluster.workers_a_step > 1
-        return self._cluster.has_copies and updates_of_all
+        updates_of_all = self.cluster.workers_a_step > 1
+        return self.cluster.has_copies and updates_of_all
 
 
 def _names_of_sums(gradients: Pairs, values: typing.Sequence[tf.Tensor]) -> typing.FrozenSet[str]:

@@ -15,7 +15,8 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.arguments import check_instance
-from towers.errors import AuditError, counted
+from towers.cluster.machines import connection_of
+from towers.errors import AuditError, ClusterError, counted
 from towers.gradients.tower import Tower
 from towers.graph.edit import colocated_operations
 from towers.graph.graph_walk import leaves_of, operation_names, reached, step_operations
@@ -142,8 +143,12 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     Raises:
       InvalidArgumentError: `run_metadata` has no partition graphs; `built` is not the result of
         `build_towers`.
+      ClusterError: a build for parameter servers, after `join`.
     """
     check_instance('built', built, BuiltTowers, 'the result of build_towers')
+    why_not = why_not_audited(built)
+    if why_not is not None:
+        raise ClusterError('towers.audit: %s.' % why_not)
     if run_metadata is not None:
         check_instance('run_metadata', run_metadata, tf.RunMetadata, 'a tf.RunMetadata, or None')
     operations = operations_of_step(built)
@@ -158,7 +163,22 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     return Audit(
         broken=[finding.line for finding in findings if finding.is_broken],
         notes=[finding.line for finding in findings if not finding.is_broken],
-        transfers=_transfers(operations))
+        transfers=transfers_of(operations))
+
+
+def why_not_audited(built: BuiltTowers) -> typing.Optional[str]:
+    """Why a build cannot be audited; None for a build that can.
+
+    With parameter servers, `join` puts the graph on the devices of several processes, and the plan
+    names the devices from before.
+    """
+    if built.machines is None or not built.machines.exchange.cluster.is_served:
+        return None
+    has_joined = connection_of(built) is not None
+    if not has_joined:
+        return None
+    return ('join has put this build on parameter servers and a worker, and the plan names the '
+            'devices from before: audit it before join')
 
 
 def operations_of_step(built: BuiltTowers) -> typing.List[tf.Operation]:
@@ -396,7 +416,7 @@ def _some_with_types(operations: typing.Iterable[tf.Operation]) -> str:
 
 # ---- transfers -----------------------------------------------------------------------------------
 
-def _transfers(operations: typing.Iterable[tf.Operation]) -> typing.List[Transfers]:
+def transfers_of(operations: typing.Iterable[tf.Operation]) -> typing.List[Transfers]:
     """The `Transfers` of a step for each pair of devices, the largest first."""
     transfers = []
     for (source, target), tensors in sent_tensors(operations).items():

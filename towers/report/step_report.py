@@ -9,7 +9,13 @@ import tensorflow.compat.v1 as tf
 from towers.api.built import BuiltTowers
 from towers.arguments import check_count, check_instance, checked_path
 from towers.errors import counted
-from towers.inspect.audit import Audit, Transfers, audit
+from towers.inspect.audit import (
+    Transfers,
+    audit,
+    operations_of_step,
+    transfers_of,
+    why_not_audited,
+)
 from towers.placement.devices import short_name
 from towers.report.chain import GAP, Link, longest_chain, parts_of_chain
 from towers.report.examples import examples_of_step
@@ -100,9 +106,6 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
     use = time_use(trace)
     chain = longest_chain(trace, parts)
     findings = verdict(built, use, chain)
-    # With the graphs that the runtime ran, the audit also checks where it has put operations.
-    has_graphs = bool(run_metadata.partition_graphs)
-    audited = audit(built, run_metadata if has_graphs else None)
     examples = examples_of_step(built, run_metadata)
     data = packed_trace(trace)
     data.update(
@@ -111,7 +114,8 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
         shares=_shares(use), layers=_layers(built, trace, use, parts),
         chain=_chain(chain, data['rows'], trace.micros),
         memory=_memory(memory_curves(built, run_metadata, trace, batch_size)),
-        transfers=_transfers(audited.transfers), texts=_texts(built, audited),
+        transfers=_transfers(transfers_of(operations_of_step(built))),
+        texts=_texts(built, run_metadata),
         variables=[list(row) for row in variable_rows(built, parts)])
     with written_whole(path, encoding='utf-8') as opened:
         opened.write(written_page([data] + reports_beside))
@@ -313,7 +317,18 @@ def _transfers(transfers: typing.Sequence[Transfers]) -> dict:
     return {'devices': list(map(short_name, devices)), 'bytes': matrix, 'note': note}
 
 
-def _texts(built: BuiltTowers, audited: Audit) -> list:
+def _texts(built: BuiltTowers, run_metadata: tf.RunMetadata) -> list:
     """`texts` of the page's data, `[title, text]` each: the plan, the proof and the audit."""
     proof = built.plan.line('one device') or 'the plan says nothing'
-    return [['Plan', str(built.plan)], ['Equality with one device', proof], ['Audit', str(audited)]]
+    return [['Plan', str(built.plan)], ['Equality with one device', proof],
+            ['Audit', _audit_text(built, run_metadata)]]
+
+
+def _audit_text(built: BuiltTowers, run_metadata: tf.RunMetadata) -> str:
+    """The audit of the build and of the step, or why there is none."""
+    why_not = why_not_audited(built)
+    if why_not is not None:
+        return 'none: ' + why_not
+    # With the graphs that the runtime ran, the audit also checks where it has put operations.
+    has_graphs = bool(run_metadata.partition_graphs)
+    return str(audit(built, run_metadata if has_graphs else None))
