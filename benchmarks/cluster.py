@@ -7,8 +7,10 @@ Ways: `towers`, one process with 2 towers; `ring` and `ps`, 2 workers with a tow
 `ring-float16` and `ring-bfloat16`, whose gradients travel so; `ring@1`, with buffers of 1 MiB;
 `ring+sync`, with `batch_norm='sync'`; `mirrored`, TensorFlow's `MultiWorkerMirroredStrategy`; where
 Horovod is installed, `towers-horovod`, two workers by `kind='horovod'`, and `horovod`, its own
-optimizer. By Horovod, `:2x2` has 2 processes with 2 towers each: `towers-horovod:2x2`. Beside it,
-`horovod:2x2` has 2 processes with the examples of 2 towers each, and `horovod:4x1` has 4 processes.
+optimizer in a plain loop; `horovod-session`, its own optimizer in the loop of its examples, with a
+session that has hooks and counts steps, as a member of a cluster of towers has. By Horovod, `:2x2`
+has 2 processes with 2 towers each: `towers-horovod:2x2`. Beside it, `horovod:2x2` has 2 processes
+with the examples of 2 towers each, and `horovod:4x1` has 4 processes.
 
 All on this machine, over loopback, by turns, so that what else runs there hits all alike. Rates are
 of all processes together; ratios are of the same round, medians over the rounds. Processor time is
@@ -29,7 +31,7 @@ import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-_BY_HOROVOD = ('towers-horovod', 'horovod')
+_BY_HOROVOD = ('towers-horovod', 'horovod', 'horovod-session')
 WAYS = ('towers', 'ring', 'ring-float16', 'ring-bfloat16', 'ring+sync', 'ps',
         'mirrored') + _BY_HOROVOD
 HOROVODRUN = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
@@ -136,8 +138,10 @@ def worker(options):
         # know.
         zero = tf.random_uniform([], maxval=1, dtype=tf.int32)
         return tuple(array + tf.cast(zero, array.dtype) for array in workload.arrays(batch))
-    if way in ('mirrored', 'horovod'):
-        peer = getattr(cluster_peers, way)(model_fn, arrays, _CHUNK)
+    peers = {'mirrored': cluster_peers.mirrored, 'horovod': cluster_peers.horovod,
+             'horovod-session': cluster_peers.horovod_session}
+    if way in peers:
+        peer = peers[way](model_fn, arrays, _CHUNK)
         return report(*cluster_peers.timed(*peer, options.seconds, _CHUNK), 0, batch, 0, None)
     kind, _, sync = way.partition('+')
     kind, _, buffer_mb = kind.partition('@')

@@ -5,6 +5,7 @@ processes have to make the same number of steps, so they agree on one after the 
 """
 
 import time
+import typing
 
 import tensorflow.compat.v1 as tf
 
@@ -69,22 +70,56 @@ def mirrored(model_fn, arrays, chunk):
 def horovod(model_fn, arrays, chunk):
     """`hvd.DistributedOptimizer` in a plain loop; arguments and return as `mirrored`."""
     import horovod.tensorflow as hvd
-    hvd.init()
-    tf.disable_v2_behavior()
-    optimizer = hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(RATE))
-    train_op = optimizer.minimize(model_fn(*arrays()))
-    number = tf.placeholder(tf.float64, [])
-    mean = hvd.allreduce(number, op=hvd.Average)
+    parts = _by_horovod(hvd, model_fn, arrays)
     start = hvd.broadcast_global_variables(0)
-    session = tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=1))
+    session = tf.Session(config=parts.config)
     session.run(tf.global_variables_initializer())
     session.run(start)
-    step = session.make_callable(train_op)
+    step = session.make_callable(parts.train_op)
 
     def run():
         for _ in range(chunk):
             step()
-    return run, lambda value: float(session.run(mean, {number: value}))
+    return run, lambda value: float(session.run(parts.mean, {parts.number: value}))
+
+
+def horovod_session(model_fn, arrays, chunk):
+    """The same in the loop of Horovod's own examples: a `MonitoredTrainingSession` that counts the
+    steps, with the hooks that give all processes the first weights and end the training."""
+    import horovod.tensorflow as hvd
+    parts = _by_horovod(hvd, model_fn, arrays)
+    hooks = [hvd.BroadcastGlobalVariablesHook(0), tf.train.StopAtStepHook(last_step=10**9)]
+    session = tf.train.MonitoredTrainingSession(config=parts.config, hooks=hooks)
+
+    def run():
+        for _ in range(chunk):
+            if not session.should_stop():
+                session.run(parts.train_op)
+
+    def mean(value):
+        return float(session.run_step_fn(
+            lambda step_context: step_context.session.run(parts.mean, {parts.number: value})))
+    return run, mean
+
+
+class _ByHorovod(typing.NamedTuple):
+    """What both loops with Horovod's optimizer run."""
+    train_op: tf.Operation
+    number: tf.Tensor  # a placeholder, float64 scalar
+    mean: tf.Tensor  # of `number` over all processes
+    config: tf.ConfigProto
+
+
+def _by_horovod(hvd, model_fn, arrays):
+    """Makes the graph of both loops: `_ByHorovod`."""
+    hvd.init()
+    tf.disable_v2_behavior()
+    optimizer = hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(RATE))
+    train_op = optimizer.minimize(
+        model_fn(*arrays()), global_step=tf.train.get_or_create_global_step())
+    number = tf.placeholder(tf.float64, [])
+    return _ByHorovod(train_op, number, mean=hvd.allreduce(number, op=hvd.Average),
+                      config=tf.ConfigProto(intra_op_parallelism_threads=1))
 
 
 def timed(run, mean, seconds, chunk):
