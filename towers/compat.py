@@ -569,6 +569,11 @@ def control_flow_context(op: tf.Operation):
     return op._get_control_flow_context()
 
 
+def set_control_flow_context(op: tf.Operation, context: typing.Any) -> None:
+    """Puts an operation into a loop or branch (v1), given by its object."""
+    op._set_control_flow_context(context)
+
+
 def contexts_around(op: tf.Operation) -> typing.List[typing.Any]:
     """The objects of the loops and branches (v1) around an operation, from the inside."""
     found = []

@@ -6,7 +6,7 @@ import sample_models as samples
 import tensorflow.compat.v1 as tf
 
 import towers
-from finished_programs import dense, mean_square, placeholders, trained
+from finished_programs import check_equal, dense, mean_square, placeholders, trained
 from sample_models import momentum, relative_difference, switched
 
 X, Y = samples.vectors(6)
@@ -96,3 +96,44 @@ def test_a_value_that_is_written_in_a_branch_and_used_is_refused():
                 "wait for it by tf.control_dependencies; or pass update_ops='all'")) as caught:
             towers.build_towers(loss, inputs, momentum(), 2, 'mean')
     assert '\n' not in str(caught.value)
+
+
+def counts_where(condition):
+    """A loss; and in UPDATE_OPS, as an assignment of a branch, a count of the steps in which the
+    batch, or the count itself, meets a condition."""
+    def program(x, y):
+        count = tf.get_variable('count', [], x.dtype, tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.cond(
+            condition(x, count), lambda: tf.identity(tf.assign_add(count, 1.)),
+            lambda: tf.identity(count)))
+        return mean_square(dense(x, 3, 'only'), y)
+    return program
+
+
+def test_a_count_in_a_branch_of_its_own_value_is_that_of_one_device():
+    with switched('control_flow_v2', False), switched('resource_variables', True):
+        built = check_equal(counts_where(lambda x, count: count < 2.), (X, Y))
+    assert built.plan.line('one device').startswith('proven: ')
+
+
+def test_a_count_in_a_branch_on_the_batch_is_refused():
+    """An operation without results, as the write of a resource variable, is in its branch, too."""
+    with switched('control_flow_v2', False), switched('resource_variables', True):
+        inputs = placeholders((X, Y))
+        loss = counts_where(lambda x, count: tf.shape(x)[0] > 4)(*inputs)
+        with pytest.raises(towers.SharedVariableError, match='is not linear in a sum over the ex'):
+            towers.build_towers(loss, inputs, momentum(), 2, 'mean')
+
+
+def test_a_count_in_a_loop_over_the_batch_is_refused():
+    with switched('control_flow_v2', False), switched('resource_variables', True):
+        x, y = placeholders((X, Y))
+        count = tf.get_variable('count', [], x.dtype, tf.zeros_initializer(), trainable=False)
+
+        def turn(number):
+            with tf.control_dependencies([tf.assign_add(count, 1.).op]):
+                return number + 1
+        counted = tf.while_loop(lambda number: number < tf.shape(x)[0], turn, [0])
+        model = towers.ModelOutput(mean_square(dense(x, 3, 'only'), y), updates=[counted])
+        with pytest.raises(towers.SharedVariableError, match='is in a branch or a loop that dep'):
+            towers.build_towers(model, (x, y), momentum(), 2, 'mean')

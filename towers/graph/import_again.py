@@ -258,6 +258,14 @@ def _restore_contexts(operations: typing.Iterable[tf.Operation], imported: Impor
         definition = context.to_proto()
         _put_names_of_imports(definition, imported)
         compat.restore_context(context, definition)
+    for op in operations:
+        context = compat.control_flow_context(op)
+        if context is not None:
+            # A definition names the tensors in a loop or branch. So TensorFlow does not find the
+            # operations without results, such as a write of a resource variable.
+            pivot = imported.tensor(context.pivot)
+            compat.set_control_flow_context(
+                imported.operations[op.name], compat.control_flow_context(pivot.op))
 
 
 def _put_names_of_imports(definition: typing.Any, imported: Imported) -> None:
