@@ -135,6 +135,18 @@ def test_results_of_a_loop_of_which_the_loss_needs_one():
             np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
+def test_a_map_over_the_batch_itself_is_on_each_tower():
+    """TensorFlow puts the operation that fills the array beside the batch, which is elsewhere."""
+    with switched('control_flow_v2', False):
+        x, y = placeholders()
+        loss = tf.reduce_mean(tf.square(dense(x, 3, 'only') - y))
+        largest = tf.map_fn(lambda row: tf.reduce_max(row), x)
+    built = towers.build_towers(loss, (x, y), sgd(), 3, 'mean', remainder='weight')
+    of_batch = built.of(largest)
+    with tf.Session(config=towers.session_config(3)) as session:
+        np.testing.assert_array_equal(session.run(of_batch, {x: X, y: Y}), X.max(1))
+
+
 def test_a_summary_has_the_values_of_the_batch():
     """Also one of a model that is fed elsewhere than its placeholders are."""
     x, y = tf.placeholder(tf.float64, [2, 6], 'part'), tf.placeholder(tf.float64, [2, 3])

@@ -23,6 +23,7 @@ from towers.graph.op_types import DRAWS_DATA, SUMMARIES
 from towers.graph.variable_access import variables_read
 from towers.model.outputs import ModelOutput
 from towers.optimizers import OPTIMIZER_UPDATES
+from towers.placement.loop_state import keep_arrays_with_readers, keep_stacks_with_loops
 from towers.placement.tower_device import TowerDevice, stages_of
 from towers.placement.variable_device import only_device
 from towers.proof.analysis import Analysis, analyse
@@ -185,7 +186,13 @@ class BatchTensors:
         part = self._towers.request.split.parts[index]
         scope = '%s/of_program_%d/' % (part.scope, import_index)  # a full name
         with only_device(TowerDevice(last_stage)), self._graph.name_scope(None):
-            return import_again(missing, substitutes, scope).tensor(tensor)
+            imported = import_again(missing, substitutes, scope)
+        # The program's `tf.map_fn` may fill its array from the batch, beside which TensorFlow has
+        # put that operation; the shard in its place may be on another device than the tower.
+        operations = list(imported.operations.values())
+        keep_stacks_with_loops(operations)
+        keep_arrays_with_readers(operations, last_stage)
+        return imported.tensor(tensor)
 
     def _copied(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor that tower `index` has for a tensor of the program; the program's tensor
