@@ -17,7 +17,8 @@ No step is run. Of each build it is checked, by `towers.audit` and what the buil
 Each build is a line of `gpus/graphs-<version of TensorFlow>.jsonl`, so that the same command goes
 on where it was; what broke a promise or failed is built again. It ends with a table, and with the
 builds that towers refuses. ResNets and InceptionResNet have at most two of each block that they
-repeat, unless `--blocks=0` asks for all.
+repeat, unless `--blocks=0` asks for all. With two of each, a ResNet of 101, 152 or 200 layers is
+the one of 50, and is left out.
 """
 
 import argparse
@@ -44,6 +45,10 @@ from towers.inspect.gpu_kernels import knows_gpu_kernels, moved_operations  # no
 from towers.model.objectives import all_pairs  # noqa: E402
 from towers.placement.devices import is_gpu, short_name  # noqa: E402
 from towers.placement.tower_device import operation_device, stages_of  # noqa: E402
+
+_MORE_OF_THE_SAME_BLOCKS = frozenset(
+    'resnet_v%d_%d' % (version, layers) for version in (1, 2) for layers in (101, 152, 200))
+"""The networks that are another one with more of its blocks."""
 
 COUNTS = (2, 8)
 """Numbers of towers."""
@@ -484,6 +489,8 @@ def parse(arguments=None):
 def all_builds(options):
     """The (network, mode, number of towers) that the options ask for, the cheap ones first."""
     networks = tuple(RECIPES) + registry.NAMES
+    if options.blocks:
+        networks = tuple(name for name in networks if name not in _MORE_OF_THE_SAME_BLOCKS)
     wanted_networks = _chosen(options.networks, networks, 'network')
     wanted_modes = _chosen(options.modes, ALL_MODES, 'mode')
     found = []
