@@ -323,12 +323,18 @@ def _checked_parts(name: str, given: typing.Any) -> typing.List[tf.Variable]:
         parts = []
     for part in parts:
         _check_is_of_graph(part)
-    whole_names = {compat.saved_as(part)[0] for part in parts}
+    whole_names = set(map(_saved_name, parts))
     are_parts = all(map(compat.is_part, parts))
     if len(whole_names) != 1 or not are_parts:
         raise InvalidArgumentError('variables[%r]=%.80r: expected a variable of this graph, or the '
                                    'parts of a partitioned one.' % (name, given))
     return parts
+
+
+def _saved_name(variable: tf.Variable) -> str:
+    """The name of a variable in a checkpoint; of a part, the name of the whole variable."""
+    name, _ = compat.saved_as(variable)
+    return name
 
 
 def _wanted_by_saveables() -> typing.Dict[str, _Wanted]:
@@ -431,7 +437,7 @@ def _kinds_of_state(wanted: typing.Mapping[str, _Wanted]) -> typing.Dict[str, st
     """Finds the variables that only training needs: {name in the checkpoint: `'counter'` or
     `'optimizer state'`}. `wanted` has all variables by their names in the checkpoint."""
     # The names of all variables: `wanted` may have a slot, `w/Momentum`, and not its variable `w`.
-    graph_names = {compat.saved_as(variable)[0] for variable in tf.global_variables()}
+    graph_names = set(map(_saved_name, tf.global_variables()))
     kinds = {}
     for name, entry in wanted.items():
         kind = _kind_of_state(entry.parts[0], graph_names)
@@ -456,12 +462,14 @@ def _kind_of_state(variable: tf.Variable,
         return None
     if variable.dtype.is_integer and variable.shape.num_elements() == 1:
         return 'counter'
-    name = compat.saved_as(variable)[0]
+    name = _saved_name(variable)
     if _BETA_POWER.search(name):
         return 'optimizer state'
     scopes = [name[:slash.start()] for slash in re.finditer('/', name)]  # a and a/b, of a/b/c
     is_below_variable = not graph_names.isdisjoint(scopes)
-    return 'optimizer state' if is_below_variable else None
+    if is_below_variable:
+        return 'optimizer state'
+    return None
 
 
 def _find(path: str) -> str:
@@ -490,4 +498,6 @@ def _prefix_of_file(path: str) -> typing.Optional[str]:
     prefix = _FILE_OF_PREFIX.sub('', path)
     is_v2 = tf.io.gfile.exists(prefix + '.index')
     is_v1 = tf.io.gfile.exists(prefix)  # a V1 checkpoint is one file
-    return prefix if is_v2 or is_v1 else None
+    if is_v2 or is_v1:
+        return prefix
+    return None
