@@ -46,12 +46,13 @@ def counts(centers, rows, features, difference):
                     tf.assign_add(seen, tf.shape(rows, out_type=tf.int64)[0]))
 
 
-def assert_one_device(model_fn, rows, num_towers, is_resource=False, **options):
+def assert_one_device(model_fn, rows, num_towers, is_resource=False, features=X, **options):
+    arrays = features, rows
     with tf.Graph().as_default(), tf.variable_scope('', use_resource=True), tf.Session() as session:
-        _, theirs = values_after(session, *plain_step(model_fn, (X, rows), momentum), steps=2)
+        _, theirs = values_after(session, *plain_step(model_fn, arrays, momentum), steps=2)
     with tf.Graph().as_default(), tf.variable_scope('', use_resource=is_resource):
         batch = [tf.placeholder_with_default(each, [None] + list(each.shape[1:]))
-                 for each in (X, rows)]
+                 for each in arrays]
         built = towers.build_towers(model_fn, tuple(batch), momentum(), num_towers, 'mean',
                                     remainder='weight', **options)
         config = towers.session_config(built.devices)
@@ -76,6 +77,23 @@ def test_rows_and_counts_of_examples_are_those_of_one_device(write, rows, inline
     assert 'every %s, one after the other: %d rows and counts of examples' % (
         'micro-batch' if 'memory' in options else 'tower',
         2 if write is counts else 1) in built.plan.line('updated by')
+
+
+def written_by(scatter):
+    def write(centers, rows, features, difference):
+        with tf.control_dependencies([difference]):  # after the read
+            return scatter(centers, rows, 1. + .1 * tf.tanh(features))
+    return write
+
+
+@pytest.mark.parametrize('scatter, is_resource', [
+    (tf.scatter_mul, True), pytest.param(tf.scatter_div, False, marks=pytest.mark.slow),
+    pytest.param(tf.scatter_sub, True, marks=pytest.mark.slow), (tf.scatter_update, False)])
+def test_a_tower_without_an_example_writes_no_rows(scatter, is_resource):
+    """It holds a copy of the first example, whose row would be multiplied once more; or set after
+    that of the second example, which has the same row."""
+    model_fn = model(written_by(scatter), inline=False)
+    assert_one_device(model_fn, np.array([3, 3]), 3, is_resource, features=X[:2])
 
 
 def counted_in(shard_or_batch):

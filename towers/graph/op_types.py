@@ -90,6 +90,11 @@ SETS = frozenset(['Assign', 'AssignVariableOp'])
 ADDS = frozenset(['AssignAdd', 'AssignAddVariableOp', 'AssignSub', 'AssignSubVariableOp'])
 ADDS_ROWS = _with_prefixes(('', 'Resource'), (
     'ScatterAdd', 'ScatterSub', 'ScatterNdAdd', 'ScatterNdSub'))
+# Operations that write rows of a variable. They take the variable, the indices of the rows, and the
+# rows.
+WRITES_ROWS = ADDS_ROWS | _with_prefixes(('', 'Resource'), (
+    'ScatterUpdate', 'ScatterMul', 'ScatterDiv', 'ScatterMin', 'ScatterMax', 'ScatterNdUpdate',
+    'ScatterNdMin', 'ScatterNdMax'))
 
 # Operations that take a variable itself, and leave it unchanged.
 LEAVE_UNCHANGED = HAND_ON | READS | {

@@ -3,10 +3,11 @@
 `roles.written_values` decides by this who has to write a variable: a moving average, say, is linear
 in the value that the variable had before.
 
-Words of other modules used here: `SETS`, `ADDS`, `ADDS_ROWS`: the types of the operations that set
-a variable, add to it, or to rows of it; `QUOTIENTS`: those that divide their first input by the
-second; `Writes.written_by`: the variables that any operation may write; `bodies.branch_results`:
-the results of the functions that a call may run.
+Words of other modules used here: `SETS`, `ADDS`, `ADDS_ROWS`, `WRITES_ROWS`: the types of the
+operations that set a variable, add to it, add to rows of it, or write rows of it in any way;
+`QUOTIENTS`: those that divide their first input by the second; `Writes.written_by`: the variables
+that any operation may write; `bodies.branch_results`: the results of the functions that a call may
+run.
 """
 
 import enum
@@ -15,7 +16,14 @@ import typing
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from towers.graph.op_types import ADDS, ADDS_ROWS, QUOTIENTS, SETS, is_fused_batch_norm
+from towers.graph.op_types import (
+    ADDS,
+    ADDS_ROWS,
+    QUOTIENTS,
+    SETS,
+    WRITES_ROWS,
+    is_fused_batch_norm,
+)
 from towers.graph.variable_access import Writes, is_variable, variable_op
 from towers.proof.contexts import conditions_around
 from towers.proof.states import INDEPENDENT, Kind, State, unknown
@@ -68,20 +76,13 @@ class Written(typing.NamedTuple):
         return self.type in ADDS or self.type in ADDS_ROWS
 
 
-_WRITES_ROWS = ADDS_ROWS | frozenset(
-    'ScatterUpdate ScatterMul ScatterDiv ScatterMin ScatterMax ScatterNdUpdate ScatterNdMin '
-    'ScatterNdMax ResourceScatterUpdate ResourceScatterMul ResourceScatterDiv ResourceScatterMin '
-    'ResourceScatterMax ResourceScatterNdUpdate ResourceScatterNdMin ResourceScatterNdMax'.split())
-"""The types of the operations that write rows of a variable."""
-
-
 def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:
     """What an operation of the scratch graph writes to a variable; None where it writes none.
 
     An operation that writes rows (`ScatterAdd`) takes the variable, the indices and the rows; any
     other one (`AssignAdd`) the variable and the value.
     """
-    is_of_rows = op.type in _WRITES_ROWS
+    is_of_rows = op.type in WRITES_ROWS
     is_write = is_of_rows or op.type in ADDS or op.type in SETS
     if not is_write:
         return None

@@ -8,8 +8,8 @@ are: with n_k of the batch's n examples on tower k,
     counter += sum_k (n_k / n) addition_k
 
 so that a batch adds the same to the counter as on one device, if the addition is a mean over the
-examples. A shard without an example, which holds a copy of one, adds nothing. If a metric writes
-its counters in another way than adding, a step in which a shard has no example fails.
+examples. A shard without an example, which holds a copy of one, adds nothing, and writes no rows.
+If a metric writes its counters in yet another way, a step in which a shard has no example fails.
 
 A tower takes the counters of a metric when the tower before has written them, since an update_op
 may depend on a counter's value (a running maximum, a covariance, a list that grows).
@@ -33,7 +33,7 @@ from towers.graph.graph_walk import (
     reachable_from,
     step_operations,
 )
-from towers.graph.op_types import ADDS, ADDS_ROWS
+from towers.graph.op_types import ADDS, ADDS_ROWS, WRITES_ROWS
 from towers.graph.order import Frames
 from towers.graph.variable_access import Writes
 from towers.graph.waits import Wait
@@ -102,7 +102,8 @@ def _towers_with_examples(towers: typing.Sequence[Tower],
 
 def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence[Weight],
                        variables: typing.Set[str], finder: Writes) -> None:
-    """Makes towers without an example, of weight 0, add nothing to variables that count.
+    """Makes towers without an example, of weight 0, add nothing to variables that count, and write
+    no rows of them.
 
     Args:
       towers: all towers.
@@ -114,10 +115,43 @@ def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence[
                if finder.writes_any(op, variables)]
     for tower, weight in zip(towers, weights):
         for op in tower.own(writing):
+            if _writes_list_of_rows(op):
+                _write_no_rows_without_example(op, weight)
+                continue
             position = _position_of_addition(op)
             if position is not None:  # see `_make_fail_without_example` for other writes
                 addition = op.inputs[position]
                 compat.replace_input(op, position, zero_if_empty(addition, weight))
+
+
+def _writes_list_of_rows(op: tf.Operation) -> bool:
+    """Whether an operation writes rows of a variable that are given as a list, outside of branches
+    and loops (v1). The index of a single row is a scalar."""
+    if op.type not in WRITES_ROWS or compat.in_control_flow(op):
+        return False
+    return op.inputs[1].shape.ndims != 0
+
+
+def _write_no_rows_without_example(op: tf.Operation, weight: Weight) -> None:
+    """Makes an operation that writes rows of a variable take none of them if its tower has no
+    example: neither a row times 1 nor a row as it is would do for all kinds of writes.
+
+    Args:
+      op: the operation, which takes the variable, the indices of the rows, and the rows.
+      weight: the weight of the tower.
+    """
+    _, indices, values = op.inputs
+    number = zero_if_empty(tf.shape(indices)[0], weight)
+    compat.replace_input(op, 1, _first_rows(indices, number))
+    has_one_value_for_all = values.shape.ndims == 0
+    if not has_one_value_for_all:
+        compat.replace_input(op, 2, _first_rows(values, number))
+
+
+def _first_rows(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """The first rows of a tensor, as a tensor without a static shape: no operation takes an input
+    in the place of another one whose static shape differs."""
+    return tf.placeholder_with_default(tensor[:number], None)
 
 
 # ---- the weight of an addition -------------------------------------------------------------------
