@@ -31,6 +31,12 @@ SAME = {'values': {'kind of cluster': 'ring', 'every': 2}, 'settings': {'--seed'
     'state': {}, 'shapes': [], 'loss': [], 'update': []}]}
 
 
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch):
+    """Of the coordinator's thread, for which many tests wait again and again."""
+    monkeypatch.setattr(coordinator_module, '_PAUSE', .02)
+
+
 class Member:
     """A worker: its `Connection`, the coordinator of worker 0, and what both say."""
 
@@ -173,7 +179,7 @@ def test_nothing_begins_after_a_loss():
         lines[2].send({'type': 'failed', 'why': 'a reason'})
         wait_for(lines[1], 'lost')
         lines[1].send({'type': 'begin', 'session': 1, 'digest': 'a'})
-        assert not lines[1].has_data(.3)
+        assert not lines[1].has_data(.1)
 
 
 def wait_for(lines, kind):
@@ -223,7 +229,7 @@ def test_asynchronous_workers_wait_for_the_chiefs_session_and_go_on_without_one_
     chief, other, lost, early = [each.connection for each in of_all]
     begins = threading.Thread(target=other.begin_session, daemon=True)
     begins.start()
-    begins.join(.3)
+    begins.join(.1)
     assert begins.is_alive()
     chief.begin_session()
     begins.join(PATIENCE)
@@ -401,15 +407,15 @@ def test_after_an_error_of_all_workers_none_waits_for_the_news_of_a_lost_one(is_
         connection = of_all[rank].connection
         connection.begin_session()
         with contextlib.suppress(tf.errors.UnknownError), connection.step([0]):
-            assert connection.error(rank * .5) is None  # the other one has failed, and this not yet
+            assert connection.error(rank * .2) is None  # the other one has failed, and this not yet
             raise tf.errors.UnknownError(None, None, 'no route')
         started = time.monotonic()
-        assert connection.error(1. if is_served else PATIENCE) is None
+        assert connection.error(.3 if is_served else PATIENCE) is None
         waited = time.monotonic() - started
-        assert waited >= 1. if is_served else waited < PATIENCE / 2.
+        assert waited >= .3 if is_served else waited < PATIENCE / 2.
         with connection.step([0]):
             started = time.monotonic()
-            assert connection.error(.5) is None and time.monotonic() - started >= .5
+            assert connection.error(.2) is None and time.monotonic() - started >= .2
     together(work, 2)
 
 
@@ -437,7 +443,7 @@ def test_a_worker_that_trains_something_else_is_refused_by_name_on_all_workers()
         if rank == 1:
             assert is_here.wait(PATIENCE)
         elif rank == 2:
-            threading.Timer(0.5, is_here.set).start()
+            threading.Timer(0.1, is_here.set).start()
         with pytest.raises(ClusterError, match=r'does not take worker 1 \(.* in: its every is 3, '
                                                'and that of worker 0 2'):
             Member(workers, rank, signature, said=said)

@@ -265,7 +265,7 @@ def test_lookups_of_static_numbers_of_rows_are_one_message():
 
 @pytest.mark.parametrize('width, wire, expected', [
     (4, None, ['CollectiveGather']), (8200, None, ['CollectiveGather', 'CollectiveReduce']),
-    (4, 'float16', ['CollectiveGather', 'CollectiveGather'])])
+    pytest.param(4, 'float16', ['CollectiveGather', 'CollectiveGather'], marks=pytest.mark.slow)])
 def test_a_step_of_a_static_batch_has_one_message_and_one_for_large_dense_gradients(
         width, wire, expected):
     """On two towers, with two tables: nothing counts rows or examples, nor looks at weights."""
@@ -293,12 +293,13 @@ def by_types(words):
     return sum_of('float16') + sum_of('float32') + sum_of('float64')
 
 
-def test_small_dense_gradients_beside_rows_are_those_of_one_device():
+@pytest.mark.parametrize('count', first_fast(1, [2, 3]))
+def test_small_dense_gradients_beside_rows_are_those_of_one_device(count):
     """With all workers the same bits."""
-    words, workers = np.random.RandomState(0).randint(50, size=[6, 3]), addresses(3)
+    words, workers = np.random.RandomState(0).randint(50, size=[2 * count, 3]), addresses(count)
     results = together(lambda rank: train(
         towers.Cluster('ring', workers, rank=rank), by_types, [words[2 * rank:2 * rank + 2]],
-        lambda: tf.train.GradientDescentOptimizer(0.125), 2), 3)
+        lambda: tf.train.GradientDescentOptimizer(0.125), 2), count)
     with tf.Graph().as_default():
         loss = by_types(tf.constant(words))
         variables = tf.trainable_variables()

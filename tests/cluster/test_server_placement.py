@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from case_marks import first_fast
 
 import towers
 from towers.cluster.server_placement import check_writes, read_after_writes, spread
@@ -49,7 +50,7 @@ def test_what_is_loaded_and_what_reads_the_weights_is_no_write_beside_the_step(g
     assert saver
 
 
-@pytest.mark.parametrize('count, synchronous', [(2, True), (1, True), (2, False)])
+@pytest.mark.parametrize('count, synchronous', first_fast(2, [(2, True), (1, True), (2, False)]))
 def test_weights_that_are_clipped_beside_the_step_are_refused(graph, count, synchronous):
     """With one worker, or asynchronous ones, they may be."""
     cluster = towers.Cluster('ps', ['a:1', 'b:1'][:count], ['c:1'], synchronous=synchronous)

@@ -118,7 +118,7 @@ def heads(names, weights):
     (times(2.), times(3.), True, 'its program is another one: its loss is computed by Const '
      'float32 3 (mul_1/x), and that of worker 0 by Const float32 2 (mul_1/x). Run one program'),
     pytest.param(by_branch(2.), by_branch(3.), True, 'If ', marks=slow),
-    (by_loop(2.), by_loop(3.), False, 'by Const float32 3'),
+    pytest.param(by_loop(2.), by_loop(3.), False, 'by Const float32 3', marks=slow),
     pytest.param(heads('ab', [.9, .1]), heads('ba', [.9, .1]), True,
                  'by variable of other inputs (a/k), and that of worker 0 by variable of other '
                  'inputs (b/k)', marks=slow),
@@ -153,7 +153,8 @@ def normalized(x):
 
 @pytest.mark.parametrize('own, other, options', [
     (mean_of_squares, looked_at, {}), (rows_of(0), rows_of(1), {}),
-    (times(2.), times(3.), dict(compare='variables')), (by_branch(2.), by_branch(2.), {}),
+    (times(2.), times(3.), dict(compare='variables')),
+    pytest.param(by_branch(2.), by_branch(2.), {}, marks=slow),
     pytest.param(normalized, normalized, dict(SERVED, batch=None), marks=slow)])
 def test_what_may_differ_of_a_loss(own, other, options):
     assert why_apart(dict(model_fn=own), dict(model_fn=other), **options) is None
@@ -223,22 +224,26 @@ def test_another_update_is_named(one, other, fields, text):
     assert text in why_apart(dict(optimizer=one), dict(optimizer=other), **fields)
 
 
-@pytest.mark.parametrize('fields', [{}, pytest.param(dict(uneven=True), marks=slow)])
-def test_the_update_of_a_worker_of_servers_is_that_of_the_chief(fields):
+def clipped(pairs):
+    gradients, variables = zip(*pairs)
+    return list(zip(tf.clip_by_global_norm(gradients, 1.)[0], variables))
+
+
+def by_shape(pairs):
+    return [(tf.convert_to_tensor(each) / tf.cast(getattr(
+        each, 'dense_shape', tf.shape(each))[0], tf.float32), variable)
+        for each, variable in pairs]
+
+
+@pytest.mark.parametrize('transform', first_fast(1, [by_shape, clipped]))
+@pytest.mark.parametrize('fields', first_fast(1, [{}, dict(uneven=True)]))
+def test_the_update_of_a_worker_of_servers_is_that_of_the_chief(fields, transform):
     """Though the chief's takes the servers' sums, and the worker's, which is not run, its own."""
-    def clipped(pairs):
-        gradients, variables = zip(*pairs)
-        return list(zip(tf.clip_by_global_norm(gradients, 1.)[0], variables))
-
-    def by_shape(pairs):
-        return [(tf.convert_to_tensor(each) / tf.cast(getattr(
-            each, 'dense_shape', tf.shape(each))[0], tf.float32), variable)
-            for each, variable in pairs]
-    for transform in (clipped, by_shape):
-        assert why_apart({}, {}, model_fn=of_variables('wa', sparse='a'), transform=transform,
-                         optimizer=momentum(.9), **dict(SERVED, **fields)) is None
+    assert why_apart({}, {}, model_fn=of_variables('wa', sparse='a'), transform=transform,
+                     optimizer=momentum(.9), **dict(SERVED, **fields)) is None
 
 
+@slow
 def test_another_transformation_of_the_sums_is_named():
     why = why_apart({}, dict(transform=lambda pairs: [
         (tf.sign(gradient), variable) for gradient, variable in pairs]))

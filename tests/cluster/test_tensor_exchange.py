@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from case_marks import first_fast
 
 import towers
 from towers import compat
@@ -21,9 +22,9 @@ def is_sent_or_received(op):
     return op.type.strip('_') in ('Send', 'Recv')
 
 
-@pytest.mark.parametrize('sizes, wire, buffer_mb', [
-    ([5, 2], None, 4.), ([5, 3, 1], None, 8. / 2 ** 20), ([4, 2, 1, 3], None, 4.),
-    ([5, 3, 1], 'float16', 4.)])
+@pytest.mark.parametrize('sizes, wire, buffer_mb', first_fast(1, [
+    ([5, 3, 1], None, 8. / 2 ** 20), ([5, 2], None, 4.), ([4, 2, 1, 3], None, 4.),
+    ([5, 3, 1], 'float16', 4.)]))
 def test_gradients_that_go_as_tensors_are_those_of_one_device(sizes, wire, buffer_mb, monkeypatch):
     """The same bits on all workers, in several steps."""
     monkeypatch.setattr(tensor_exchange, 'LEAST_BYTES', 1)
@@ -46,7 +47,7 @@ def test_gradients_that_go_as_tensors_are_those_of_one_device(sizes, wire, buffe
                 assert value.tobytes() == other[kind][name].tobytes(), name
 
 
-@pytest.mark.parametrize('wire', [None, 'bfloat16'])
+@pytest.mark.parametrize('wire', first_fast(1, [None, 'bfloat16']))
 def test_the_last_message_waits_for_all_tensors(wire, monkeypatch):
     """Else a worker might end its step, and drop what another worker has still to receive."""
     monkeypatch.setattr(tensor_exchange, 'LEAST_BYTES', 20)
@@ -125,7 +126,7 @@ def test_a_worker_whose_step_another_ones_error_has_ended_names_that_one():
         def fail_later():
             calls.append(None)
             if rank == 1 and len(calls) == 2:
-                time.sleep(2.)  # worker 0 waits for the tensor
+                time.sleep(1.)  # worker 0 waits for the tensor
                 raise ValueError('0007.jpg is bad')
             return np.float32(1.)
         with tf.Graph().as_default():
