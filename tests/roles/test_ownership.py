@@ -102,7 +102,6 @@ def test_the_numbers_are_those_of_one_device(make, rides, way):
     assert_equal(on_towers(model_fn, 2, **way), on_one_device(model_fn))
 
 
-@pytest.mark.slow
 def reads_late(in_order):
     """The loss reads the state, in every tower but the first after a while, so that a race is lost.
     An update op writes the state; if `in_order`, the program says that it comes after the read."""

@@ -143,7 +143,7 @@ def test_rows_and_averages_of_sums_over_the_batch_are_those_of_one_device(write)
 
 def test_a_sum_in_an_average_is_refused_where_towers_cannot_meet():
     with pytest.raises(towers.SharedVariableError, match='by a sum over its examples'):
-        assert_one_device(model(codebook(sizes)), LABELS, 2, memory=towers.Memory(accumulate=2))
+        assert_built(model(codebook(sizes)), memory=towers.Memory(accumulate=2))
 
 
 def in_order(*updates):
@@ -184,10 +184,11 @@ def test_writes_of_one_variable_that_every_tower_would_repeat_are_refused(update
             assert_built(model(in_order(*updates)))
 
 
-def assert_built(model_fn):
+def assert_built(model_fn, **options):
     batch = [tf.placeholder_with_default(each, [None] + list(each.shape[1:]))
              for each in (X, LABELS)]
-    towers.build_towers(model_fn, tuple(batch), tf.train.GradientDescentOptimizer(.1), 2)
+    towers.build_towers(model_fn, tuple(batch), tf.train.GradientDescentOptimizer(.1), 2, 'mean',
+                        **options)
 
 
 @pytest.mark.parametrize('write', first_fast(0, [
@@ -213,7 +214,7 @@ def averages_other(unused_centers, rows, features, unused_difference):
     return tf.assign(other, .5 * other + .1 * sums(rows, features))
 
 
-@pytest.mark.parametrize('updates, num_towers, options', first_fast(1, [
+@pytest.mark.parametrize('updates, num_towers, options', first_fast(0, [
     ((counts_steps, pulls), 3, {}),
     ((counts_steps, codebook(sums)), 3, {}),
     ((counts_steps, pulls_by_steps), 3, {}),
@@ -245,6 +246,7 @@ def halves_other(*unused):
     return tf.assign(other, .5 * other)
 
 
+@pytest.mark.slow
 def test_a_write_of_tower_0_waits_for_reads_of_updates_that_come_before_it():
     assert_one_device(model(in_order(pulls_late_by_other, halves_other)), LABELS, 3)
 
@@ -349,7 +351,7 @@ def sets_rate(unused_centers, rows, *unused):
     return tf.assign(rate, 1. / tf.assign_add(seen, tf.cast(tf.shape(rows)[0], tf.float64)))
 
 
-@pytest.mark.parametrize('updates, text', first_fast(3, [
+@pytest.mark.parametrize('updates, text', first_fast(2, [
     ((keeps_mean, adds_kept), 'variable centers .* takes from variable kept, which holds something'),
     ((pulls, copies_centers), 'reads variable centers .* after its examples have written it'),
     ((sets_rate,), 'reads variable seen .* after its examples have written it'),
@@ -383,13 +385,13 @@ def test_a_read_that_cannot_come_before_a_write_of_tower_0_is_refused():
 def test_an_update_may_read_what_it_has_written_and_use_it_for_no_write():
     def shown(*given):
         return tf.identity(pulls(*given))
-    assert_one_device(model(shown), LABELS, 3)
+    assert_built(model(shown))
 
 
 def test_a_sum_that_waits_for_a_write_is_refused_where_each_tower_calls_the_model():
     with pytest.raises(towers.SharedVariableError, match=(
             "copies='reuse', and a value of the whole batch .* waits for a write of variable steps")):
-        assert_one_device(model(in_order(counts_steps, codebook(sums))), LABELS, 2, copies='reuse')
+        assert_built(model(in_order(counts_steps, codebook(sums))), copies='reuse')
 
 
 def in_loop(write, num_iterations):
@@ -484,10 +486,10 @@ def test_rows_of_which_the_graph_has_the_number_are_refused():
                             tf.train.GradientDescentOptimizer(.1), 2)
 
 
-@pytest.mark.parametrize('statistic', [
-    lambda rows, features: tf.reduce_max(features),
+@pytest.mark.parametrize('statistic', first_fast(1, [
     lambda rows, features: tf.sqrt(tf.nn.moments(features, [0])[1]),
-    lambda rows, features: tf.reduce_sum(features, 0) / tf.cast(tf.shape(features)[0], tf.float64)])
+    lambda rows, features: tf.reduce_max(features),
+    lambda rows, features: tf.reduce_sum(features, 0) / tf.cast(tf.shape(features)[0], tf.float64)]))
 def test_averages_of_an_estimate_are_tower_0s(statistic):
     built = towers.build_towers(model(codebook(statistic)), (tf.constant(X), tf.constant(LABELS)),
                                 tf.train.GradientDescentOptimizer(.1), 2)
@@ -501,7 +503,7 @@ def at_a_counted_place(centers, rows, features, unused_difference):
         return tf.assign_add(place, 1)
 
 
-@pytest.mark.parametrize('write, text', [
+@pytest.mark.parametrize('write, text', first_fast(7, [
     (lambda centers, rows, features, _: tf.assign(centers, tf.reduce_max(features) * tf.ones_like(
         centers)), 'writes variable centers .* by its examples, and no moving average of them'),
     (lambda centers, rows, features, _: tf.assign(centers, tf.clip_by_value(
@@ -510,18 +512,18 @@ def at_a_counted_place(centers, rows, features, unused_difference):
         tf.placeholder_with_default(True, []),
         lambda: tf.group(pulls(centers, rows, features, difference)), tf.no_op),
      'in a branch, a loop or a function'),
+    (by_unique, 'writes variable centers .*UniqueWithCounts'),
+    (lambda centers, rows, features, _: tf.scatter_add(
+        centers, rows, features - tf.reduce_mean(features, 0)), 'computed across the examples'),
+    (at_a_counted_place, 'computes with the numbers of the examples'),
+    (lambda centers, rows, features, _: tf.assign(centers, centers * tf.reduce_mean(features)),
+     'no moving average'),
     (lambda centers, rows, features, _: tf.assign(centers, tf.maximum(
         centers, tf.reduce_max(features))), 'no moving average'),
     (lambda centers, rows, features, _: tf.assign(centers, centers + tf.reduce_max(features)),
      'no moving average'),
-    (lambda centers, rows, features, _: tf.assign(centers, centers * tf.reduce_mean(features)),
-     'no moving average'),
     (lambda centers, rows, features, _: tf.assign(centers, centers / tf.reduce_max(features)),
-     'no moving average'),
-    (by_unique, 'writes variable centers .*UniqueWithCounts'),
-    (lambda centers, rows, features, _: tf.scatter_add(
-        centers, rows, features - tf.reduce_mean(features, 0)), 'computed across the examples'),
-    (at_a_counted_place, 'computes with the numbers of the examples')])
+     'no moving average')]))
 def test_what_no_tower_and_not_every_tower_can_write_is_refused(write, text):
     with pytest.raises(towers.SharedVariableError, match=text):
         towers.build_towers(model(write), tuple(
@@ -636,7 +638,7 @@ def test_a_count_in_a_branch_of_control_flow_v2_is_refused(batch):
         towers.build_towers(model_fn, batch(X), momentum(), 2, 'mean')
 
 
-@pytest.mark.parametrize('is_same_variable', (False, True))
+@pytest.mark.parametrize('is_same_variable', first_fast(1, [False, True]))
 @pytest.mark.parametrize('by_examples', (False, True))
 def test_a_write_in_a_function_is_looked_at_beside_others(is_same_variable, by_examples):
     def model_fn(x):
