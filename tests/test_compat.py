@@ -51,7 +51,9 @@ def test_leaves_the_modules_of_tensorflow_alone():
 
 
 @pytest.mark.parametrize('named', [False, True], ids=['default', 'collection given'])
-@pytest.mark.parametrize('inputs', [IMAGES, EXAMPLES])  # of which slim makes images, and fuses
+@pytest.mark.parametrize('inputs', [
+    EXAMPLES,  # of which slim makes images, and fuses
+    pytest.param(IMAGES, marks=pytest.mark.slow)])
 def test_batch_norm(inputs, named):
     given = {'updates_collections': tf.GraphKeys.UPDATE_OPS} if named else {}
     with slim.arg_scope([slim.batch_norm], decay=0.9, epsilon=0.5, **given):

@@ -179,6 +179,15 @@ def room_of(module):
         os.path.join(ROOT, 'towers', name)) else 'for all rooms'
 
 
+def statements(tree):
+    """The statements of a module, in functions and branches too; `ast.walk` takes ten times as long
+    for their expressions."""
+    for field in ('body', 'orelse', 'finalbody', 'handlers'):
+        for node in getattr(tree, field, ()):
+            yield node
+            yield from statements(node)
+
+
 def imports_of_modules(*parts):
     """{a module below these folders and files: the names that it imports from modules}."""
     found = {}
@@ -189,7 +198,7 @@ def imports_of_modules(*parts):
         module = os.path.relpath(path, ROOT)[:-len('.py')].replace(os.sep, '.')
         found[module] = {
             '%s.%s' % (node.module, alias.name) if isinstance(node, ast.ImportFrom)
-            else alias.name for node in ast.walk(tree)
+            else alias.name for node in statements(tree)
             if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
     return found
 

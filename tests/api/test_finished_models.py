@@ -798,7 +798,8 @@ def test_a_build_that_waits_for_the_updates_is_refused():
 
 
 @pytest.mark.parametrize('read, use_resource, is_open', [
-    (tf.identity, False, True), (lambda bank: bank * 1., False, False), (tf.identity, True, False)])
+    (tf.identity, False, True), (tf.identity, True, False),
+    pytest.param(lambda bank: bank * 1., False, False, marks=slow)])
 def test_an_order_of_a_gradients_read_and_an_update_that_the_program_leaves_open(
         read, use_resource, is_open):
     x, y = tf.placeholder(tf.float64, [None, 6]), tf.placeholder(tf.int32, [None])

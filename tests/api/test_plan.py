@@ -208,9 +208,7 @@ class OfLayers(ByGradient):
         self._lr = np.array([.5, .25, .125])
 
 
-@pytest.mark.parametrize('optimizer, options, reduction, rate', [
-    (OfLayers, dict(reduction='mean'), "mean: the gradient of the batch's mean loss",
-     'not known to the plan'),
+@pytest.mark.parametrize('optimizer, options, reduction, rate', first_fast(5, [
     (ByGradient, dict(reduction='mean'), "mean: the gradient of the batch's mean loss",
      'not known to the plan'),
     (sgd, dict(reduction='mean'), "mean: the gradient of the batch's mean loss", '0.5'),
@@ -218,16 +216,18 @@ class OfLayers(ByGradient):
      '0.1; on the sum, steps as 2 x 0.1 = 0.2 would on the mean'),
     (lambda: tf.train.AdamOptimizer(0.25), dict(), "sum: 2 x the gradient of the batch's mean loss",
      '0.25; AdamOptimizer steps on a sum (nearly) as on the mean'),
-    (lambda: tf.train.FtrlOptimizer(0.25), dict(), "sum: 2 x the gradient of the batch's mean loss",
-     '0.25; applied to a sum of 2'),
-    (sgd, dict(devices=1), 'sum (of one tower: its own gradient)', '0.5'),
     (lambda: sgd(tf.constant(1., name='rate')), dict(),
      "sum: 2 x the gradient of the batch's mean loss",
      "the tensor 'rate'; on the sum, steps as 2 x the rate would on the mean"),
+    (OfLayers, dict(reduction='mean'), "mean: the gradient of the batch's mean loss",
+     'not known to the plan'),
+    (lambda: tf.train.FtrlOptimizer(0.25), dict(), "sum: 2 x the gradient of the batch's mean loss",
+     '0.25; applied to a sum of 2'),
+    (sgd, dict(devices=1), 'sum (of one tower: its own gradient)', '0.5'),
     (lambda: sgd(lambda: 0.75), dict(reduction='mean'),
-     "mean: the gradient of the batch's mean loss", '0.75')])
+     "mean: the gradient of the batch's mean loss", '0.75')]))
 def test_reduction_and_learning_rate(optimizer, options, reduction, rate):
-    plan = plan_of(optimizer=optimizer, **options)
+    plan = plan_of(linear, optimizer=optimizer, **options)
     assert (plan.line('reduction'), plan.line('learning rate')) == (reduction, rate)
 
 
@@ -265,7 +265,7 @@ def test_evaluation_has_no_lines_of_training():
 
 @pytest.mark.parametrize('update_ops, text, owners', [
     ('all', '2 update ops of every tower ride on the train op', [0, 1]),
-    ('none', "nobody's 2 update ops run", [])])
+    pytest.param('none', "nobody's 2 update ops run", [], marks=pytest.mark.slow)])
 def test_who_owns_batch_norm(update_ops, text, owners):
     plan = plan_of(normed, 8, sgd, update_ops=update_ops, dtype='float32')
     assert plan.line('batch norm') == text

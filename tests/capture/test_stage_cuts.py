@@ -296,9 +296,9 @@ def test_a_table_that_is_looked_up_in_two_stages():
     """An operation that takes its handle, as `tf.gather_nd` makes it, runs where the table is."""
     def model_fn(ids):
         table = tf.get_variable('table', [7, 6], tf.float64, tf.random_normal_initializer(seed=1))
-        rows = model(tf.gather_nd(table, ids[:, :1]), 4)['predictions']
+        rows = model(tf.gather_nd(table, ids[:, :1]), 2)['predictions']
         with tf.variable_scope('second'):
-            return model(rows + tf.gather_nd(table, ids[:, 1:]), 4)
+            return model(rows + tf.gather_nd(table, ids[:, 1:]), 2)
 
     def loss(devices, **options):
         with tf.Graph().as_default():

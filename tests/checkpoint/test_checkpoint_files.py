@@ -45,7 +45,8 @@ def test_a_lone_checkpoint_needs_no_state_file_and_its_step_may_be_inside(tmpdir
 
 @pytest.mark.parametrize('content, reason', [
     (None, 'missing, and only it says which of the 3 checkpoints is the newest. '),
-    (b'', 'damaged, and only it says which checkpoint is the newest. '),
+    pytest.param(b'', 'damaged, and only it says which checkpoint is the newest. ',
+                 marks=pytest.mark.slow),
     (b'model_checkpoint_path: "\xff\xfe', 'damaged, and only it says')])
 def test_a_lost_or_damaged_state_file(tmpdir, content, reason):
     directory = save(tmpdir.mkdir(u'a*b? {a,b} [\xe4'))

@@ -73,8 +73,9 @@ def by_loss(pairs):
 
 
 @pytest.mark.parametrize('options, mean', [
-    (dict(examples=7, num_towers=3), 4.), (dict(examples=8, copies='reuse',
-                                                memory=towers.Memory(accumulate=2)), 4.5)])
+    (dict(examples=7, num_towers=3), 4.),
+    pytest.param(dict(examples=8, copies='reuse', memory=towers.Memory(accumulate=2)), 4.5,
+                 marks=pytest.mark.slow)])
 def test_a_loss_is_that_of_the_batch(options, mean):
     """As it was returned: without what `regularization='add'` adds."""
     def model_fn(x):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import sample_models as samples
 import tensorflow.compat.v1 as tf
+from case_marks import first_fast
 
 import towers
 from sample_models import mean_squared_error, momentum, names
@@ -52,8 +53,8 @@ REPLICATED = dict(variables=towers.VariablePlacement('replicated'))
 
 
 @pytest.mark.parametrize('count, devices, factor, options', [
-    (8, 2, 2., {}),                                   # the sum, as the recipe has it
     (2, 3, 1., dict(reduction='mean', remainder='weight')),  # the last shard is padding
+    pytest.param(8, 2, 2., {}, marks=slow),  # the sum, as the recipe has it
     pytest.param(8, 2, 1., dict(reduction='mean', memory=towers.Memory(accumulate=2)), marks=slow),
     pytest.param(8, 2, 1., dict(reduction='mean', copies='reuse'), marks=slow),
     pytest.param(8, 2, 1., dict(reduction='mean', numerics=towers.Numerics(
@@ -77,7 +78,7 @@ def test_only_what_is_trained_gets_a_gradient():
         assert built.train_op is None  # an evaluation takes none
 
 
-@pytest.mark.parametrize('as_function', [False, True])
+@pytest.mark.parametrize('as_function', first_fast(1, [True, False]))
 def test_a_variable_that_var_list_alone_names_is_trained_as_on_one_device(as_function):
     """It is not trainable, and the batch is complex numbers that are computed from it."""
     def loss_of(spectrum):
@@ -172,7 +173,7 @@ def test_a_sparse_input_that_is_computed_from_one_is_refused():
         towers.build_towers(lambda x: 0., x, momentum(), 2)
 
 
-@pytest.mark.parametrize('devices', [1, 2])
+@pytest.mark.parametrize('devices', first_fast(1, [2, 1]))
 def test_all_trained_variables_may_be_behind_the_inputs_of_micro_batches(devices):
     rows = tf.get_variable('rows', [8], tf.float64, tf.ones_initializer())
     built = towers.build_towers(

@@ -143,7 +143,7 @@ def counted_draws(num_towers, stateless=False):
                 tower.predictions for tower in built.towers]])[1] for _ in range(4)])[:, :, 0]
 
 
-@pytest.mark.parametrize('stateless', [False, True])
+@pytest.mark.parametrize('stateless', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_towers_that_share_a_counted_seed_draw_numbers_of_their_own(stateless):
     drawn = counted_draws(2, stateless)
     assert not (drawn[:, 0, 0] == drawn[:, 1, 0]).any()

@@ -23,7 +23,8 @@ def of_kind(transfers, source, target):
 
 # ---- promises kept ------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('version', ['v1', pytest.param('v2', marks=slow)])
+@slow
+@pytest.mark.parametrize('version', ['v1', 'v2'])
 def test_control_flow_of_either_kind_keeps_every_promise(version):
     """TF leaves TensorArrays and the stacks of loops without a device of their own."""
     def mapped(x, y):
@@ -65,7 +66,7 @@ def test_a_branch_on_an_input_is_where_tf_puts_it(copies):
     assert 'tower 1 off /cpu:1: %s' % stray.name in towers.audit(built).broken[0]
 
 
-@pytest.mark.parametrize('is_finished', [False, True])
+@pytest.mark.parametrize('is_finished', first_fast(1, [False, True]))
 def test_a_branch_in_a_branch_on_an_input_is_where_tf_puts_it(is_finished):
     def model(x):
         def smaller():

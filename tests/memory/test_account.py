@@ -4,7 +4,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import towers
-from case_marks import first_fast
 
 WIDTH, BATCH = 256, 512
 
@@ -79,8 +78,9 @@ def test_gpus_have_a_memory_each():
     assert str(found).endswith("CUDA's own memory")
 
 
-@pytest.mark.parametrize('where, of_gpus', first_fast(1, [
-    (None, [0, 0]), ('balanced', [1, 1]), ('replicated', [2, 2])]))
+@pytest.mark.slow
+@pytest.mark.parametrize('where, of_gpus', [
+    (None, [0, 0]), ('balanced', [1, 1]), ('replicated', [2, 2])])
 def test_gpus_have_the_variables_that_are_on_them(where, of_gpus):
     """Two variables of 256 x 256: on the CPU, one on each GPU, or both on each GPU."""
     options = {} if where is None else {'variables': towers.VariablePlacement(where)}

@@ -106,7 +106,8 @@ class Clipping(tf.train.GradientDescentOptimizer):
 
 
 @pytest.mark.parametrize('activity, optimizer, gradient', [
-    (False, sgd(), 3. + 5.), (True, sgd(), 3. + 5. + 2. * 3.), (False, Clipping(.1), 7.)])
+    (True, sgd(), 3. + 5. + 2. * 3.), (False, Clipping(.1), 7.),
+    pytest.param(False, sgd(), 3. + 5., marks=pytest.mark.slow)])
 def test_a_registered_loss_of_activations_is_of_each_shard(activity, optimizer, gradient):
     """The mean of x w; registered are 5 w, and with `activity` the mean of 2 x w."""
     def model(x):
@@ -119,7 +120,7 @@ def test_a_registered_loss_of_activations_is_of_each_shard(activity, optimizer, 
     assert samples.run(built, built.gradients[0][0]) == gradient
 
 
-@pytest.mark.parametrize('options', [REPLICATED, {}], ids=str)
+@pytest.mark.parametrize('options', first_fast(1, [REPLICATED, {}]), ids=str)
 def test_a_second_build_that_reuses_the_weights_has_their_losses(options):
     def model(x):
         w = tf.get_variable('w', [], tf.float64, tf.ones_initializer(),
@@ -134,7 +135,7 @@ def test_a_second_build_that_reuses_the_weights_has_their_losses(options):
 
 # ---- what a model function draws itself ----------------------------------------------------------
 
-@pytest.mark.parametrize('source', ['iterator', 'py_func'])
+@pytest.mark.parametrize('source', first_fast(1, ['iterator', 'py_func']))
 def test_each_towers_draw_counts_for_itself(source):
     """Whichever tower draws which: 1 and 2."""
     drawn = itertools.count(1)
@@ -153,7 +154,7 @@ def test_each_towers_draw_counts_for_itself(source):
     assert samples.run(built, built.gradients[0][0]) == (1 + 2) / 2. * 2 * 2.
 
 
-@pytest.mark.parametrize('v2', [False, True], ids=['v1', 'v2'])
+@pytest.mark.parametrize('v2', first_fast(1, [True, False]))
 def test_terms_that_depend_on_the_data_by_control_alone(v2):
     """Each shard takes a branch of its own: 2 l2 here, 1 l2 there."""
     def model_fn(x):

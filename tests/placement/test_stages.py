@@ -192,8 +192,9 @@ def test_control_flow_v2_beyond_the_first_stage_is_refused(pipeline):
 @pytest.mark.parametrize('devices, model_fn, accumulation, stages', [
     (['/cpu:0', '/cpu:1', '/cpu:2'], model, 'through 2 stages, one forward one backward; of equal '
      'stages each waits 20% of the time', '/cpu:2: no stage of the model is there'),
-    (['/cpu:0', '/cpu:1'], plain, 'a tower through one stage, one forward one backward',
-     " (stages='auto' cuts a model that names no towers.stage)")])
+    pytest.param(['/cpu:0', '/cpu:1'], plain, 'a tower through one stage, one forward one backward',
+                 " (stages='auto' cuts a model that names no towers.stage)",
+                 marks=pytest.mark.slow)])
 def test_the_plan_tells_of_stages_that_wait(devices, model_fn, accumulation, stages):
     with tf.Graph().as_default():
         plan = built_on([devices], model_fn=model_fn,

@@ -48,9 +48,10 @@ def one_of_each_kind():
 @pytest.mark.parametrize('devices,variable_device,expected', [
     (['/gpu:0', '/gpu:1'], None, '/device:CPU:0'),  # the recipe: the CPU
     (['/gpu:2'], None, '/device:GPU:2'),            # just one GPU: on it
-    (['/gpu:0'], '/cpu:0', '/device:CPU:0'),
-    (['/cpu:0', '/cpu:1'], 'cpu:1', '/device:CPU:1'),
-    (['/cpu:1'], '/job:ps/task:0/cpu:0', '/job:ps/task:0/device:CPU:0')])
+    (['/cpu:0', '/cpu:1'], 'cpu:1', '/device:CPU:1')] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (['/gpu:0'], '/cpu:0', '/device:CPU:0'),
+            (['/cpu:1'], '/job:ps/task:0/cpu:0', '/job:ps/task:0/device:CPU:0')]])
 def test_one_device_for_all(devices, variable_device, expected):
     built = build(one_of_each_kind, devices, variables=VariablePlacement(variable_device))
     assert built.placement.main == expected

@@ -64,8 +64,9 @@ def at_once():
 
 
 @pytest.mark.parametrize('devices, accumulate, options', [
-    (2, 2, {}), (1, 3, dict(remainder='weight', copies='reuse'))] + [
+    (2, 2, {})] + [
         pytest.param(*case, marks=slow) for case in [
+            (1, 3, dict(remainder='weight', copies='reuse')),
             (2, 2, dict(variables=towers.VariablePlacement('balanced'))),
             (2, 2, dict(variables=towers.VariablePlacement('replicated'))),
             (2, 9, dict(remainder='weight'))]])
@@ -207,7 +208,7 @@ def test_a_table_is_filled_before_the_first_step(devices, options):
 def convolutions(images):
     """Its first gradient is a constant of the size of the last layer, and it has a constant mask."""
     net = images
-    for layer in range(4):
+    for layer in range(3):
         weights = tf.get_variable('w%d' % layer, [3, 3, net.shape[-1], 16])
         net = tf.nn.relu(tf.nn.conv2d(net, weights, [1, 1, 1, 1], 'SAME'))
     mask = tf.matrix_band_part(tf.ones([32, 32]), -1, 0)
@@ -237,7 +238,7 @@ def largest_use(micro_batches):
 
 def test_memory_does_not_grow_with_the_number_of_micro_batches():
     constants, batch, peak = largest_use(2)
-    more_constants, larger_batch, larger_peak = largest_use(5)
+    more_constants, larger_batch, larger_peak = largest_use(4)
     assert more_constants == constants
     layer = 2 * 32 * 32 * 16 * 4  # bytes of a micro-batch's activations in one layer
     assert larger_peak - peak <= larger_batch - batch + layer

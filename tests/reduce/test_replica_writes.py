@@ -66,9 +66,9 @@ def losses_of(built, steps=4, train_op=None):
 
 
 @pytest.mark.parametrize('way, options', [
-    ('collection', {}), ('collection', {'update_ops': 'all'})] + [
+    ('collection', {'update_ops': 'all'})] + [
         pytest.param(*case, marks=pytest.mark.slow) for case in [
-            ('returned', {})]])
+            ('collection', {}), ('returned', {})]])
 def test_replicas_get_what_an_update_writes(way, options, kind_of_variables):  # noqa: F811
     built = build(way, **options)
     np.testing.assert_allclose(losses_of(built), plain_losses(), rtol=1e-5)

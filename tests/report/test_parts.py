@@ -58,8 +58,8 @@ def test_values_of_the_whole_batch_are_exchanged():
 
 @pytest.mark.parametrize('options', [
     dict(memory=towers.Memory(accumulate=2)),
-    dict(variables=towers.VariablePlacement('replicated')),
-    dict(variables=towers.VariablePlacement('balanced'))])
+    pytest.param(dict(variables=towers.VariablePlacement('replicated')), marks=pytest.mark.slow),
+    pytest.param(dict(variables=towers.VariablePlacement('balanced')), marks=pytest.mark.slow)])
 def test_sums_of_gradients_are_the_combination(options):
     parts = StepParts(towers.build_towers(linear, VECTORS, sgd(), 2, **options))
     graph = tf.get_default_graph()

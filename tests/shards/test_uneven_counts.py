@@ -22,7 +22,7 @@ def model(x):
 
 
 @pytest.mark.parametrize('devices, static, trains', [
-    (3, False, True), pytest.param(2, False, False, marks=pytest.mark.slow),
+    (2, False, True), pytest.param(3, False, True, marks=pytest.mark.slow), pytest.param(2, False, False, marks=pytest.mark.slow),
     pytest.param(2, True, True, marks=pytest.mark.slow)])
 def test_they_are_those_of_one_device(devices, static, trains):
     found = []

@@ -232,10 +232,10 @@ def test_help_is_grouped_and_fits_two_screens(capsys):
 @pytest.mark.parametrize('argv, text', [
     ('--num_towers=4 --batch_size=10',
      '--batch_size=10 does not divide among 4 towers: give a multiple of 4'),
-    ('--devices=/gpu:7', '/gpu:7 does not exist: TensorFlow sees no GPU here. Name another device, '
-     'or see its plan with --plan_only.'),
-    ('--model=digit', "There is no network 'digit'. Did you mean digits? Those there are: "
-     'alexnet_v2, digits, inception_resnet_v2, ')])
+    pytest.param('--devices=/gpu:7', '/gpu:7 does not exist: TensorFlow sees no GPU here. Name '
+                 'another device, or see its plan with --plan_only.', marks=pytest.mark.slow),
+    pytest.param('--model=digit', "There is no network 'digit'. Did you mean digits? Those there "
+                 'are: alexnet_v2, digits, inception_resnet_v2, ', marks=pytest.mark.slow)])
 def test_what_there_is_not_is_refused_before_anything_is_built(runner, tmp_path, argv, text):
     run = runner.run(tmp_path / 'run', argv.split(), status=2)
     # Where the environment hides GPUs the text says so.

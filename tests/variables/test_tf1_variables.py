@@ -21,9 +21,9 @@ def build(model_fn, data=X, optimizer=None, devices=2, **options):
     return towers.build_towers(model_fn, data, optimizer or sgd(), devices, 'mean', **options)
 
 
-@pytest.mark.parametrize('change, loss', [
-    (operator.iadd, 9.), (operator.isub, -3.), (operator.imul, 6.), (operator.itruediv, 1.5),
-    (operator.ipow, 3.)])
+@pytest.mark.parametrize('change, loss', first_fast(2, [
+    (operator.iadd, 9.), (operator.ipow, 3.), (operator.isub, -3.), (operator.imul, 6.),
+    (operator.itruediv, 1.5)]))
 def test_an_operator_in_place_makes_a_tensor(change, loss):
     """charlesq34/pointnet: `biases += tf.constant(np.eye(3).flatten())`."""
     built = build(lambda x: tf.reduce_mean(x * change(weight(), tf.constant(2., tf.float64))))

@@ -221,7 +221,7 @@ def mended_slim():
         yield
 
 
-@pytest.mark.parametrize('model_fn, options', first_fast(1, [
+@pytest.mark.parametrize('model_fn, options', first_fast(0, [
     (slims(lambda: tf.placeholder_with_default(True, []), fused=False), {}),
     (BY_MOMENTS, dict(memory=towers.Memory(recompute='auto'))),
     (slims(fused=False, updates_collections=None), {}),
