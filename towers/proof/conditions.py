@@ -260,7 +260,14 @@ def _condition_of_size(size: int, size_constants: SizeConstants,
     if divisors:
         no_other += ', such as %s,' % quoted_names(divisors)
     return '%s in %d %s (%s) %s, and %s was computed from it' % (
-        numbers, number, operations, quoted_names(size_constants), condition, no_other)
+        numbers, number, operations, quoted_names(_numbers_first(size_constants)), condition,
+        no_other)
+
+
+def _numbers_first(size_constants: SizeConstants) -> typing.List[str]:
+    """The names of size constants, single numbers before shapes and arrays: a number that was not
+    computed from the batch's size, as a divisor, would go unseen, and a shape would not fit."""
+    return sorted(size_constants, key=lambda name: size_constants[name].value.ndim > 0)
 
 
 def quoted_names(names: typing.Iterable[str]) -> str:
