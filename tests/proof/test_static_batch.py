@@ -102,9 +102,10 @@ def test_a_divisor_of_a_sum():
 def test_a_divisor_is_named_before_shapes():
     """A shape that was not computed from the size would not fit; a divisor would go unseen."""
     x = batch(6)
+    noisy = x
     for name in ('one', 'another'):
-        x *= tf.random_uniform(tf.constant([SIZE, 6], name=name))
-    loss = tf.reduce_sum(tf.square(x)) / tf.constant(float(SIZE), name='size')
+        noisy *= tf.random_uniform(tf.constant([SIZE, 6], name=name))
+    loss = tf.reduce_sum(tf.square(noisy)) / tf.constant(float(SIZE), name='size')
     assert "in 3 operations ('size', 'one', ...) is the static size" in line(loss, x)
 
 
