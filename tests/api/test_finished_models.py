@@ -121,8 +121,8 @@ LONG = ('nested_control_flow', 'two_rnns', 'branch', 'gradient_penalty', 'custom
         'python_function', 'traced_function')
 
 
+@slow
 @pytest.mark.parametrize('name, variables', [
-    pytest.param(name, variables, marks=slow) if name in LONG or variables == 'resource' else
     (name, variables) for name in KINDS for variables in ('resource', 'reference')
     # In a loop, TF 1.15 cannot differentiate a branch that reads a resource variable.
     if (name, variables) != ('nested_control_flow', 'resource') or tf.version.VERSION > '2'])

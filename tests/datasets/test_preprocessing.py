@@ -74,7 +74,7 @@ def test_the_central_window_is_that_of_slim():
     ours = preprocessing.central_window(size[0], size[1])
     found = {}
     with tf.Session() as session:
-        for height in range(1, 201):
+        for height in [15, 16, 100] + list(range(1, 201, 5)):
             width = 201 - height
             places = np.arange(height)[:, None] * 1000 + np.arange(width)
             part, window = session.run([theirs, ours], {image: places[..., None],
