@@ -1,6 +1,9 @@
 """Small runs that save, for the tests of checkpoints."""
 
+import functools
 import os
+import pathlib
+import tempfile
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -73,18 +76,27 @@ def error_of_run(directory, *args, **options):
     return str(caught.value)
 
 
-def save(directory, steps=(100, 200, 300), **saver_options):
-    """Saves variables that are as large as the step; returns the directory as a string."""
-    with tf.Graph().as_default(), tf.Session() as session:
+@functools.lru_cache(maxsize=None)  # many tests begin with the same files
+def _saved_files(steps, saver_options):
+    """`{name: content}` of a directory of checkpoints of these steps."""
+    with tempfile.TemporaryDirectory() as folder, tf.Graph().as_default(), tf.Session() as session:
         step = tf.train.get_or_create_global_step()
         value = tf.get_variable('value', [50], tf.float32)
         tf.get_variable('name/of/another', [3, 7], tf.float64)
         session.run(tf.global_variables_initializer())
-        saver = tf.train.Saver(save_relative_paths=True, **saver_options)
+        saver = tf.train.Saver(save_relative_paths=True, **dict(saver_options))
         for number in steps:
             session.run([tf.assign(step, number),
                          tf.assign(value, tf.fill([50], float(number)))])
-            saver.save(session, str(directory.join('model.ckpt')), number, write_meta_graph=False)
+            saver.save(session, os.path.join(folder, 'model.ckpt'), number, write_meta_graph=False)
+        return {path.name: path.read_bytes() for path in pathlib.Path(folder).iterdir()}
+
+
+def save(directory, steps=(100, 200, 300), **saver_options):
+    """Has checkpoints of these steps in a directory, of which a variable is as large as the step;
+    returns the directory as a string."""
+    for name, content in _saved_files(steps, tuple(saver_options.items())).items():
+        directory.join(name).write_binary(content)
     return str(directory)
 
 
