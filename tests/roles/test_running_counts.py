@@ -179,6 +179,21 @@ def test_state_of_a_tower_that_the_loss_reads_is_named(value, beginning):
     assert line_of_state(value).startswith(beginning)
 
 
+def test_a_counter_of_a_metric_that_the_loss_reads_is_named():
+    """A tower reads it when those before it have added, and a constant is added by each."""
+    def model_fn(x):
+        count = tf.get_variable('count', [], tf.float64, tf.zeros_initializer(), trainable=False,
+                                collections=[tf.GraphKeys.METRIC_VARIABLES])
+        before = count.read_value()
+        with tf.control_dependencies([before]):
+            counted = tf.assign_add(count, 1.)
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, tf.get_variable('w', [5, 1], tf.float64))))
+        return towers.ModelOutput(loss / (1. + before), updates=[counted])
+    assert line_of_model(model_fn).startswith(
+        "proven, but for counters of metrics, to which each tower adds in its turn, that the loss "
+        "or the update reads: 'count' (")
+
+
 @pytest.mark.slow
 def test_state_of_a_tower_that_the_loss_does_not_read_is_not_named():
     line = line_of_state(lambda x, losses, before: before + examples(x), is_read=False)

@@ -35,7 +35,7 @@ from towers.model.request import Request
 from towers.proof.question import Question, Writers
 from towers.proof.stand_ins import static_size
 from towers.proof.verdict import verdict_of
-from towers.roles.variable_roles import FIRST, OWN, Roles
+from towers.roles.variable_roles import FIRST, METRIC, OWN, Roles
 from towers.roles.writes import Write, writes_by, writes_of_call, writes_to
 
 
@@ -131,6 +131,7 @@ def _with_writers(question: Question, all_writers: Writers, writers_for_loss: Wr
     return question._replace(
         writers_by_each_tower=_with_role(OWN, writers_for_loss, roles),
         writers_for_update=_for_update_alone(writers_for_update, writers_for_loss, roles),
+        counters_read=list(_with_role(METRIC, {**writers_for_update, **writers_for_loss}, roles)),
         read_in_any_order=_read_in_any_order(writers_for_loss, tower_set))
 
 

@@ -106,6 +106,11 @@ def _conditions_of_variables(state: State, analysis: Analysis,
             'but for state that each %s keeps of its own examples and the loss reads: %s '
             '(towers.batch_sum and batch_mean give values of all towers)' % (
                 question.part_name, quoted_names(by_each_tower)))
+    if question.counters_read:
+        conditions.append(
+            'but for counters of metrics, to which each %s adds in its turn, that the loss or the '
+            'update reads: %s (a variable that is not in METRIC_VARIABLES is written as the proof '
+            'says)' % (question.part_name, quoted_names(question.counters_read)))
     if question.transformed_by:
         conditions.append(
             'but for whether a transformation of the gradients reads a variable before an update '

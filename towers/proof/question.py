@@ -36,6 +36,9 @@ class Question(typing.NamedTuple):
     initialized_from_shard: typing.Sequence[str] = ()
     # Names of variables that a transformation of the gradients reads, and an update op writes.
     transformed_by: typing.Sequence[str] = ()
+    # Names of counters of metrics, to which the towers add one after the other, that the loss or
+    # the update reads.
+    counters_read: typing.Sequence[str] = ()
     # Names of reference variables that a gradient may read before an update op writes them, or
     # after the write.
     read_in_any_order: typing.Sequence[str] = ()
