@@ -609,6 +609,22 @@ def test_a_model_for_the_size_of_a_part():
     np.testing.assert_allclose(ours, np.mean((X[:6] @ kernel - Y[:6]) ** 2), rtol=1e-12)
 
 
+def test_a_loss_of_a_static_batch_that_leaves_a_loop():
+    """An import of a loop does not know the shapes of its results."""
+    with switched('control_flow_v2', False):
+        x = tf.placeholder(tf.float64, [2, 6])
+        loss = tf.reduce_mean(tf.square(dense(x, 3, 'kernel')))
+        _, halved = tf.while_loop(lambda i, _: i < 3, lambda i, value: (i + 1, value / 2.),
+                                  (0, loss))
+    batch = tf.placeholder(tf.float64, [6, 6])
+    built = towers.build_towers(halved, {x: batch}, sgd(), 3, 'mean')
+    assert built.plan.line('one device').startswith('proven, if no constant of the model was comp')
+    with tf.Session(config=towers.session_config(3)) as session:
+        session.run(tf.global_variables_initializer())
+        ours, kernel = session.run([built.loss, tf.trainable_variables()[0]], {batch: X[:6]})
+    np.testing.assert_allclose(ours, np.mean((X[:6] @ kernel) ** 2) / 8., rtol=1e-12)
+
+
 def deconvolution(z, size):
     """A transposed convolution, of which the static batch size is in the output's shape, with a
     moving average of its mean: as in the generator of a GAN."""

@@ -212,12 +212,16 @@ class FinishedModel:
         return substitutes
 
     def _keep_shapes(self, imported: Imported) -> None:
-        """Gives the imports the shapes that Python code has set, which are in no `GraphDef`."""
-        if any(map(self._has_static_size, self._graph.inputs)):
-            return  # a dimension of such a shape may be the size of the whole batch
+        """Gives the imports the shapes that Python code has set, which are in no `GraphDef`: of a
+        model of static size their ranks alone, since a dimension of such a shape may be the size of
+        the whole batch."""
+        keeps_lengths = not any(map(self._has_static_size, self._graph.inputs))
         for op in self._operations:
             for tensor in op.outputs:
-                imported.tensor(tensor).set_shape(tensor.shape)
+                shape = tensor.shape
+                if not keeps_lengths and shape.ndims is not None:
+                    shape = tf.TensorShape([None] * shape.ndims)
+                imported.tensor(tensor).set_shape(shape)
 
     def _has_static_size(self, tensor: tf.Tensor) -> bool:
         """Whether an input has a static number of examples."""
