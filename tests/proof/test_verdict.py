@@ -91,7 +91,7 @@ def test_the_plan_says_what_is_proven():
     (lambda rows: tf.reduce_mean(tf.py_func(np.sort, [rows], rows.dtype)), 'mean',
      '; towers.check_towers measures'),
     (lambda rows: tf.reduce_mean(tf.reshape(rows, [2, -1]) + tf.zeros([2, 18])), 'mean',
-     'has the size of one batch in it; take sizes from tf.shape'),
+     'constants in it fit some sizes alone; take sizes from tf.shape'),
     (tf.reduce_max, 'mean', '; towers.batch_sum, batch_mean and batch_concat give values of all')])
 def test_the_plan_says_what_helps(loss, reduction, advice):
     inputs = losses.make_inputs(['x'])

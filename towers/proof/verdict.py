@@ -251,7 +251,7 @@ def _where_it_ends(ends: typing.List[Reason], question: Question) -> str:
     if ends_by_size:
         first = ends_by_size[0]
         if question.static_size is None:
-            return '%s: the graph has the size of one batch in it; take sizes from tf.shape' % (
+            return '%s: constants in it fit some sizes alone; take sizes from tf.shape' % (
                 _sentence(first))
         return "the graph has the size of a shard, %d, in it ('%s' (%s)); %s" % (
             question.static_size, first.operation, first.type, _PASS_ANY_SIZE)
