@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from case_marks import first_fast
 
 import towers
 from sample_models import objective
@@ -57,11 +58,9 @@ def after_a_step(built, feed):
         return session.run(built.variables[0])
 
 
-@pytest.mark.parametrize('model_fn, options', [
-    (with_default, {}), (in_branches, dict(memory=towers.Memory(accumulate=2))),
-    (training, {}), (without_default, {}), pytest.param(
-        with_default, dict(variables=towers.VariablePlacement('replicated')),
-        marks=pytest.mark.slow)])
+@pytest.mark.parametrize('model_fn, options', first_fast(3, [
+    (in_branches, dict(memory=towers.Memory(accumulate=2))), (training, {}), (without_default, {}),
+    (with_default, {}), (with_default, dict(variables=towers.VariablePlacement('replicated')))]))
 def test_all_towers_get_what_is_fed(model_fn, options):
     built = built_of(model_fn, **options)
     assert len(HELD) == 1  # for all towers

@@ -295,7 +295,8 @@ def rate_before_the_build():
 
 
 @pytest.mark.parametrize('case', [
-    rate_of_a_reference_variable, rate_before_the_build, rate_that_the_model_has_read])
+    rate_of_a_reference_variable, rate_that_the_model_has_read,
+    pytest.param(rate_before_the_build, marks=slow)])
 def test_an_update_that_may_take_a_value_of_this_worker_is_refused(case):
     with pytest.raises(ClusterError, match=UNKNOWN):
         build(*case())

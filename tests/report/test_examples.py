@@ -30,9 +30,9 @@ def test_a_static_batch_needs_no_trace():
 
 
 @pytest.mark.parametrize('remainder, num_examples, expected', [
-    ('weight', 5, 5), ('drop', 5, 4),  # the last one is left out
-    ('weight', 1, None)] + [  # the second shard is padding
+    ('weight', 5, 5), ('weight', 1, None)] + [  # the second shard is padding
         pytest.param(*case, marks=pytest.mark.slow) for case in [
+            ('drop', 5, 4),  # the last one is left out
             ('error', 6, 6), ('error', 2, 2), ('weight', 2, None)]])
 def test_a_batch_of_any_size_is_counted_in_the_trace(remainder, num_examples, expected):
     with tf.Graph().as_default():

@@ -197,7 +197,7 @@ def test_variables_colocated_with_an_activation_are_where_variables_are():
     assert values_after(built.train_op)[average.op.name] == 1.5  # the first tower's mean
 
 
-@pytest.mark.parametrize('copies', ['clone', 'reuse'])
+@pytest.mark.parametrize('copies', first_fast(1, ['clone', 'reuse']))
 def test_a_scope_from_before_the_build_makes_variables_by_name(copies):
     """The loss of its regularizer, which the model adds to its own, counts once."""
     with tf.variable_scope('before', regularizer=tf.square) as scope:
