@@ -148,7 +148,7 @@ def test_a_step_gives_what_it_fetches_and_names_what_fails():
 
 
 @pytest.mark.parametrize('kind', ['ring', pytest.param('ps', marks=pytest.mark.slow)])
-def test_a_step_that_was_run_is_audited_in_a_ring_and_not_on_servers(kind):
+def test_a_step_that_was_run_is_audited_in_a_ring_and_not_on_servers(kind, tmpdir):
     """In a session of a ring, the names of devices begin with the worker's own job and task."""
     cluster_of = make_clusters(kind)
 
@@ -156,23 +156,25 @@ def test_a_step_that_was_run_is_audited_in_a_ring_and_not_on_servers(kind):
         with tf.Graph().as_default():
             cluster = cluster_of(rank)
             built = halving(cluster)
-            options = tf.RunOptions(output_partition_graphs=True)
-            metadata = tf.RunMetadata()
             assert not towers.audit(built).broken
+            options = tf.RunOptions(output_partition_graphs=True,
+                                    trace_level=tf.RunOptions.FULL_TRACE)
+            metadata = tf.RunMetadata()
             with towers.join(cluster, built, start_timeout=30., dead_after=20.) as joined:
                 with joined.session() as session:
                     session.run(built.train_op, options=options, run_metadata=metadata)
+            report = towers.step_report(built, metadata, str(tmpdir.join('%d.html' % rank)))
             try:
-                audited = towers.audit(built, metadata)
+                return str(towers.audit(built, metadata)), report
             except towers.ClusterError as error:
-                return str(error)
-            assert not audited.broken, audited
-            return audited.notes[-1]
-    for text in together(work, 2):
+                return str(error), report
+    for audited, report in together(work, 2):
         if kind == 'ring':
-            assert re.match(r'what the runtime placed was checked: \d+ operations on /cpu:0', text)
+            assert audited.startswith('audit: every promise kept')
+            assert re.search(r'the runtime placed was checked: \d+ operations on /cpu:0$', audited)
+            assert set(report.shares) == {'/cpu:0'}
         else:
-            assert text.endswith('names the devices from before: audit it before join.')
+            assert audited.endswith('names the devices from before: audit it before join.')
 
 
 @pytest.mark.slow

@@ -56,6 +56,14 @@ def test_values_of_the_whole_batch_are_exchanged():
     assert [graph.get_operation_by_name(name).type for name in exchanged].count('AddN') == 2
 
 
+def test_workers_exchange_their_numbers_of_examples():
+    batch = [tf.placeholder(each.dtype, (None,) + each.shape[1:]) for each in VECTORS]
+    parts = StepParts(towers.build_towers(
+        linear, tuple(batch), sgd(), 2, 'mean',
+        cluster=towers.Cluster('ring', ['localhost:1', 'localhost:2'], rank=0)))
+    assert len(named(parts.places, EXCHANGE, 'CollectiveReduce')) == 1
+
+
 @pytest.mark.parametrize('options', [
     dict(memory=towers.Memory(accumulate=2)),
     pytest.param(dict(variables=towers.VariablePlacement('replicated')), marks=pytest.mark.slow),

@@ -202,10 +202,9 @@ class Cluster(_Fields):
         return not self.is_served and self.num_workers > 1
 
     @property
-    def own_devices(self) -> str:
-        """What TensorFlow puts before the names of this worker's devices in a session of the
-        cluster: `'/job:worker/replica:0/task:1'`. With Horovod, whose sessions are of one process,
-        `'/job:localhost/replica:0/task:0'`."""
+    def own_task(self) -> str:
+        """What the names of this worker's devices begin with in a session of the cluster:
+        `'/job:worker/replica:0/task:1'`. With Horovod a session is of one process alone."""
         if not self.has_addresses:
             return '/job:localhost/replica:0/task:0'
         return '/job:%s/replica:0/task:%d' % (self.job, self.rank)

@@ -23,6 +23,7 @@ from towers.cluster.shared_state import SharedState, writes_of
 from towers.cluster.worker_step import Weighting, without_gradient
 from towers.gradients.gradient_pairs import rows_once, variables_of
 from towers.graph.graph_walk import (
+    Recording,
     names_of,
     operation_names,
     step_operations,
@@ -53,18 +54,20 @@ class StepOfWorkers:
 
     def __init__(self, cluster: typing.Any, examples: typing.Any, reduction: str):
         """Begins a step; the arguments are those of `Cluster.begin_step`."""
-        weighting = Weighting(cluster, examples, reduction)
-        # A single worker does, an asynchronous worker, and a worker in local steps.
-        updates_by_own_gradients = cluster.workers_a_step == 1
-        if updates_by_own_gradients:
-            step = EngineStep(functools.partial(_gradients_of_this_worker, cluster))
-        else:
-            step = cluster.engine.begin_step(cluster, weighting)
+        with Recording(tf.get_default_graph()) as begin:
+            weighting = Weighting(cluster, examples, reduction)
+            # A single worker does, an asynchronous worker, and a worker in local steps.
+            updates_by_own_gradients = cluster.workers_a_step == 1
+            if updates_by_own_gradients:
+                step = EngineStep(functools.partial(_gradients_of_this_worker, cluster))
+            else:
+                step = cluster.engine.begin_step(cluster, weighting)
         self.loss_weight = step.loss_weight
         self.workers = step.workers
         self.same_examples = weighting.same_examples
         self._cluster = cluster
         self._combine = step.combine
+        self._names_of_begin = names_of(begin.operations)
 
     def combine(self, gradients: Pairs, loss: typing.Optional[tf.Tensor],
                 values: typing.Sequence[tf.Tensor] = ()) -> 'Exchange':
@@ -79,7 +82,8 @@ class StepOfWorkers:
             them would leave the others waiting in it.
         """
         combine = functools.partial(self._combine, loss=loss, values=values)
-        return Exchange(self._cluster, gradients, self.same_examples, combine, values)
+        return Exchange(self._cluster, gradients, self.same_examples, combine, values,
+                        self._names_of_begin)
 
 
 class Exchange:
@@ -93,13 +97,15 @@ class Exchange:
       names_of_sums: names of the operations that give sums over all workers: of `gradients`, and of
         values of the whole batch; empty where each worker steps by itself.
       same_examples: this machine's number of examples, if all need the same number; else None.
+      names_of_begin: names of the operations that begin the step, before the towers: by these the
+        workers tell each other how many examples they have.
       updates_here: whether this worker makes the update.
       begin_session: function of a session, which lets the steps of the session be made.
     """
 
     def __init__(self, cluster: typing.Any, gradients: Pairs,
                  same_examples: typing.Optional[int], combine: typing.Callable,
-                 values: typing.Sequence[tf.Tensor]):
+                 values: typing.Sequence[tf.Tensor], names_of_begin: typing.AbstractSet[str]):
         """Combines the gradients over the machines.
 
         Args:
@@ -108,8 +114,10 @@ class Exchange:
           same_examples: see the class.
           combine: function of gradients that gives the `EngineGradients`.
           values: as for `StepOfWorkers.combine`.
+          names_of_begin: see the class.
         """
         self.cluster = cluster
+        self.names_of_begin = names_of_begin
         self.own = gradients
         self.same_examples = same_examples
         # Where several workers make one step on parameter servers, the chief alone updates.
@@ -258,6 +266,34 @@ def connection_of(built: typing.Any) -> typing.Any:
     """The `Connection` by which this worker has joined with the builds of this graph; or None."""
     connections = built.train_op.graph.get_collection(_CONNECTION)
     return connections[0] if connections else None
+
+
+def on_own_devices(built: typing.Any, run_metadata: tf.RunMetadata) -> tf.RunMetadata:
+    """The metadata of a step with the names that this worker's devices have in the graph of a
+    build: in a session of a cluster they begin with the worker's job and task.
+
+    Args:
+      built: the result of `build_towers`, with or without a cluster.
+      run_metadata: of a step.
+    """
+    if built.machines is None:
+        return run_metadata
+    task = built.machines.exchange.cluster.own_task
+    renamed = tf.RunMetadata()
+    renamed.CopyFrom(run_metadata)
+    for partition in renamed.partition_graphs:
+        for node in partition.node:
+            node.device = _on_this_process(node.device, task)
+    for stats in renamed.step_stats.dev_stats:
+        stats.device = _on_this_process(stats.device, task)
+    return renamed
+
+
+def _on_this_process(device: str, task: str) -> str:
+    """The name of a device of a task in a process without a cluster; other names stay."""
+    if device.startswith(task + '/'):
+        return '/job:localhost/replica:0/task:0' + device[len(task):]
+    return device
 
 
 def shared_variables(built: typing.Any) -> typing.List[tf.Variable]:

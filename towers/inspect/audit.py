@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.arguments import check_instance
-from towers.cluster.machines import connection_of
+from towers.cluster.machines import connection_of, on_own_devices
 from towers.errors import AuditError, ClusterError, counted
 from towers.gradients.tower import Tower
 from towers.graph.edit import colocated_operations
@@ -158,7 +158,7 @@ def audit(built: BuiltTowers, run_metadata: typing.Optional[tf.RunMetadata] = No
     findings += _findings_of_gpu_kernels(built, operations)
     findings += _note_on_replicas(built)
     if run_metadata is not None:
-        findings += findings_of_step(built, run_metadata)
+        findings += findings_of_step(built, on_own_devices(built, run_metadata))
     findings = list(dict.fromkeys(findings))  # micro-batches of a tower give the same lines
     return Audit(
         broken=[finding.line for finding in findings if finding.is_broken],

@@ -31,8 +31,7 @@ def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
     Raises:
       InvalidArgumentError: the metadata has no partition graphs.
     """
-    own_devices = '' if built.machines is None else built.machines.exchange.cluster.own_devices
-    device_of = _devices_of_step(run_metadata, own_devices)
+    device_of = _devices_of_step(run_metadata)
     if not device_of:
         raise InvalidArgumentError(
             'run_metadata holds no partition graphs: run the step with options='
@@ -60,21 +59,12 @@ def findings_of_step(built: BuiltTowers, run_metadata: tf.RunMetadata) -> Findin
         counted_operations(device_of), devices))
 
 
-def _devices_of_step(run_metadata: tf.RunMetadata, own_devices: str) -> typing.Dict[str, str]:
-    """{name of an operation: the device on which it ran}; {} without partition graphs.
-
-    Args:
-      run_metadata: of the step.
-      own_devices: what the names of this worker's devices begin with in a session of its cluster,
-        and not in its graph; '' for a build of one machine.
-    """
+def _devices_of_step(run_metadata: tf.RunMetadata) -> typing.Dict[str, str]:
+    """{name of an operation: the device on which it ran}; {} without partition graphs."""
     device_of = {}
     for partition in run_metadata.partition_graphs:
         for node in partition.node:
-            device = node.device
-            if device.startswith(own_devices + '/'):
-                device = device[len(own_devices):]
-            device_of[node.name] = without_localhost(device)
+            device_of[node.name] = without_localhost(node.device)
     return device_of
 
 

@@ -89,6 +89,9 @@ class StepParts:
         before_towers = self._before_towers()
         # Between two towers: it depends on one of them, and the other one depends on it.
         self._put_others(EXCHANGE, after_towers & before_towers)
+        if built.machines is not None:
+            # All towers wait for these operations, which wait for the other workers.
+            self._put_others(EXCHANGE, before_towers & built.machines.exchange.names_of_begin)
         needed_by_gradients = ancestors(_combined_gradients(built))
         self._put_others(COMBINATION, after_towers & needed_by_gradients)
         output_tensors = [output for output in outputs if isinstance(output, tf.Tensor)]

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.api.built import BuiltTowers
 from towers.arguments import check_count, check_instance, checked_path
+from towers.cluster.machines import on_own_devices
 from towers.errors import counted
 from towers.inspect.audit import (
     Transfers,
@@ -101,6 +102,7 @@ def step_report(built: BuiltTowers, run_metadata: tf.RunMetadata, path: str,
     if against is not None:
         against = checked_path('against', against, 'the name of a file, or None')
         reports_beside.append(report_in(against))
+    run_metadata = on_own_devices(built, run_metadata)
     parts = StepParts(built)
     trace = read_trace(run_metadata, parts)
     use = time_use(trace)
