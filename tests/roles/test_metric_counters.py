@@ -81,6 +81,20 @@ def test_each_metric_is_counted_by_itself():
         assert session.run(values) == {'mean': 31.5, 'max': 63.}
 
 
+def test_a_tower_without_an_example_adds_nothing_at_a_single_place():
+    def model_fn(numbers):
+        sums = counter('sums', shape=[3])
+        return {'predictions': numbers, 'metrics': {
+            'sums': (sums.read_value(), tf.scatter_add(sums, 1, tf.reduce_sum(numbers)))}}
+    numbers = tf.placeholder_with_default(NUMBERS[:2], [None, 1])
+    built = towers.build_towers(model_fn, numbers, None, 3, remainder='weight')
+    value, update = built.metrics['sums']
+    with tf.Session(config=towers.session_config(built.devices)) as session:
+        session.run(tf.local_variables_initializer())
+        session.run(update)
+        np.testing.assert_array_equal(session.run(value), [0., NUMBERS[:2].sum(), 0.])
+
+
 @pytest.mark.parametrize('join', first_fast(1, [
     lambda *updates: updates, lambda *updates: [tf.group(updates)]]))
 def test_metrics_in_updates_count_as_on_one_device(join):

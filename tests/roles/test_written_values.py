@@ -88,7 +88,8 @@ def written_by(scatter):
 
 @pytest.mark.parametrize('scatter, is_resource', [
     (tf.scatter_mul, True), pytest.param(tf.scatter_div, False, marks=pytest.mark.slow),
-    pytest.param(tf.scatter_sub, True, marks=pytest.mark.slow), (tf.scatter_update, False)])
+    pytest.param(tf.scatter_sub, True, marks=pytest.mark.slow), (tf.scatter_update, False),
+    (lambda v, rows, values: tf.scatter_nd_update(v, rows[:, None], values), True)])
 def test_a_tower_without_an_example_writes_no_rows(scatter, is_resource):
     """It holds a copy of the first example, whose row would be multiplied once more; or set after
     that of the second example, which has the same row."""

@@ -126,10 +126,13 @@ def _leave_out_padding(towers: typing.Sequence[Tower], weights: typing.Sequence[
 
 def _writes_list_of_rows(op: tf.Operation) -> bool:
     """Whether an operation writes rows of a variable that are given as a list, outside of branches
-    and loops (v1). The index of a single row is a scalar."""
+    and loops (v1). The index of a single row is a scalar; for `tf.scatter_nd_add`, and its like, it
+    is a vector."""
     if op.type not in WRITES_ROWS or compat.in_control_flow(op):
         return False
-    return op.inputs[1].shape.ndims != 0
+    rank = op.inputs[1].shape.ndims
+    rank_of_single_index = 1 if 'ScatterNd' in op.type else 0
+    return rank is not None and rank > rank_of_single_index
 
 
 def _write_no_rows_without_example(op: tf.Operation, weight: Weight) -> None:
