@@ -212,16 +212,17 @@ class FinishedModel:
         return substitutes
 
     def _keep_shapes(self, imported: Imported) -> None:
-        """Gives the imports the shapes that Python code has set, which are in no `GraphDef`: of a
-        model of static size their ranks alone, since a dimension of such a shape may be the size of
-        the whole batch."""
-        keeps_lengths = not any(map(self._has_static_size, self._graph.inputs))
+        """Gives the imports the shapes that Python code has set, which are in no `GraphDef`. A
+        dimension of a model of static size may be the size of the whole batch: of such a model, a
+        result of unknown rank, as a loop has, gets its rank alone."""
+        has_static_size = any(map(self._has_static_size, self._graph.inputs))
         for op in self._operations:
             for tensor in op.outputs:
-                shape = tensor.shape
-                if not keeps_lengths and shape.ndims is not None:
-                    shape = tf.TensorShape([None] * shape.ndims)
-                imported.tensor(tensor).set_shape(shape)
+                new = imported.tensor(tensor)
+                if not has_static_size:
+                    new.set_shape(tensor.shape)
+                elif new.shape.ndims is None and tensor.shape.ndims is not None:
+                    new.set_shape([None] * tensor.shape.ndims)
 
     def _has_static_size(self, tensor: tf.Tensor) -> bool:
         """Whether an input has a static number of examples."""
