@@ -194,6 +194,25 @@ def test_a_counter_of_a_metric_that_the_loss_reads_is_named():
         "or the update reads: 'count' (")
 
 
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_a_variable_that_a_gradient_reads_and_an_update_op_writes_is_named(use_resource):
+    """Of a reference variable, one device's gradient under `tf.control_dependencies(update_ops)`
+    takes what they have written. The build makes a resource variable in either case."""
+    def model_fn(features):
+        count = tf.get_variable('count', [], tf.float64, tf.ones_initializer(), trainable=False,
+                                use_resource=use_resource)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(count, 1.))
+        w = tf.get_variable('w', [5, 1], tf.float64)
+        return tf.reduce_mean(tf.square(tf.matmul(features, w))) * count
+    line = line_of_model(model_fn)
+    if use_resource:
+        assert line.startswith('proven: ')
+    else:
+        assert line.startswith(
+            'proven, but for whether a gradient reads a reference variable before an update op '
+            "writes it, as it does in towers, or after: 'count' (with use_resource=True this ")
+
+
 @pytest.mark.slow
 def test_state_of_a_tower_that_the_loss_does_not_read_is_not_named():
     line = line_of_state(lambda x, losses, before: before + examples(x), is_read=False)

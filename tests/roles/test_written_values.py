@@ -516,7 +516,7 @@ def at_a_counted_place(centers, rows, features, unused_difference):
     (by_unique, 'writes variable centers .*UniqueWithCounts'),
     (lambda centers, rows, features, _: tf.scatter_add(
         centers, rows, features - tf.reduce_mean(features, 0)), 'computed across the examples'),
-    (at_a_counted_place, 'computes with the numbers of the examples'),
+    (at_a_counted_place, 'computes with the positions of the examples'),
     (lambda centers, rows, features, _: tf.assign(centers, centers * tf.reduce_mean(features)),
      'no moving average'),
     (lambda centers, rows, features, _: tf.assign(centers, tf.maximum(

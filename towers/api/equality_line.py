@@ -27,8 +27,8 @@ from towers.gradients.gradient_pairs import tensors_of
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of, names_of, operation_names
-from towers.graph.op_types import VARIABLE_OPS
-from towers.graph.variable_access import REFERENCE_VARIABLES, Writes
+from towers.graph.op_types import SIZES, VARIABLE_OPS
+from towers.graph.variable_access import REFERENCE_VARIABLES, Writes, read_from
 from towers.model.objectives import all_pairs, with_parts
 from towers.model.outputs import fetches_of
 from towers.model.request import Request
@@ -140,28 +140,44 @@ def _read_in_any_order(writers_for_loss: Writers, tower_set: TowerSet) -> typing
 
     A program runs its update ops before its gradients, or after them, or in no fixed order. In the
     towers the gradients' reads come first. For a resource variable the order does not matter: a
-    gradient takes the value that the forward pass has read.
+    gradient takes the value that the forward pass has read. But a build makes resource variables
+    where a program without towers makes reference variables: these count, too.
 
     Args:
       writers_for_loss: the writers of the variables that the loss is computed from.
       tower_set: the towers.
     """
-    forward = names_of(graph_walk.step_operations(fetches_of(tower_set.recorded.output)))
+    recorded = tower_set.recorded
+    forward = names_of(graph_walk.step_operations(fetches_of(recorded.output)))
     gradients = tensors_of(tower_set.towers[0].pairs)
-    backward = names_of(graph_walk.step_operations(gradients)) - forward
+    backward = graph_walk.without_names(graph_walk.step_operations(gradients), forward)
     graph = tf.get_default_graph()
     finder = Writes(graph)
     found = []
     for name, operations in writers_for_loss.items():
-        variable = graph.get_operation_by_name(name)
-        if variable.type not in REFERENCE_VARIABLES:
-            continue
         # A write that the loss and the predictions do not need is the write of an update op.
         writing_update_ops = names_of(operations) - forward
-        reads_of_gradient = names_of(finder.readers(variable)) & backward
-        if writing_update_ops and reads_of_gradient:
+        if not writing_update_ops:
+            continue
+        variable = graph.get_operation_by_name(name)
+        if variable.type in REFERENCE_VARIABLES:
+            is_read = not names_of(backward).isdisjoint(names_of(finder.readers(variable)))
+        else:
+            is_read = name in recorded.references_elsewhere and _take_value(backward, name)
+        if is_read:
             found.append(name)
     return found
+
+
+def _take_value(operations: typing.Iterable[tf.Operation], variable: str) -> bool:
+    """Whether any of some operations takes the value of a variable, given by its name, and not its
+    shape alone."""
+    for op in operations:
+        if op.type in SIZES:
+            continue
+        if any(variable in names_of(read_from(tensor)) for tensor in op.inputs):
+            return True
+    return False
 
 
 def _for_update_alone(writers_for_update: Writers, writers_for_loss: Writers,

@@ -54,8 +54,8 @@ class Recorded(typing.NamedTuple):
       from_shard: names of the operations that depend on the shard, or on random numbers. Dependence
         through a value of the whole batch (`batch_sum`) does not count: it is the same in each
         tower.
-      created, direct, owned, opened_scopes: of the variables that the call made; the attributes of
-        `NewVariables` with these names.
+      created, direct, owned, references_elsewhere, opened_scopes: of the variables that the call
+        made; the attributes of `NewVariables` with these names.
       variables: the variables that the call made or reads.
       updates: list of the call's `UPDATE_OPS`, of updates of Keras layers, and of returned updates.
       registered: the losses that the call put into `REGULARIZATION_LOSSES`.
@@ -73,6 +73,7 @@ class Recorded(typing.NamedTuple):
     created: typing.List[tf.Variable]
     direct: typing.List[DirectVariable]
     owned: typing.Set[str]
+    references_elsewhere: typing.Set[str]
     variables: typing.List[tf.Variable]
     updates: list
     registered: typing.List[tf.Tensor]
@@ -126,6 +127,7 @@ def record(request: Request, batch: CutBatch, index: int,
         output=proven.output, operations=made.operations, sources=sources,
         from_shard=_names_from_shard(made.operations, sources),
         created=new_variables.created, direct=new_variables.direct, owned=new_variables.owned,
+        references_elsewhere=new_variables.references_elsewhere,
         variables=_variables_of(made.operations, new_variables), updates=results.updates,
         registered=results.registered, registered_before=registered_before,
         keras_losses=results.keras_losses, keras_states=keras.states(),

@@ -50,14 +50,14 @@ class Kind(enum.Enum):
     SUM = 'a sum over the examples'
     SHARE = 'a part for each example'
     SIZES = 'sizes'
-    POSITION = 'the numbers of the examples'
+    POSITION = 'the positions of the examples'
     ROW_POSITION = 'the numbers of rows'
     INDICES = 'places of examples'
     EMPTY = 'an empty list'
     UNKNOWN = 'unknown'
 
 
-OTHER_DIMENSIONS = 'has the examples in other dimensions than it should'
+OTHER_DIMENSIONS = 'has the examples along another dimension than the proof finds'
 TAKES_NO_OTHER_BATCH = 'takes no batch of another size'
 HAS_OWN_SIZE = 'joins the examples with a tensor that has a size of its own there'
 TAKES_SOME = 'takes some of the examples, or changes their order'

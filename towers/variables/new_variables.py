@@ -51,6 +51,8 @@ class NewVariables:
       direct: the `DirectVariable`s that the model has asked for, in order, made now or by an
         earlier build.
       owned: names of the operations that belong to variables: initial values, initializers, reads.
+      references_elsewhere: names of the variables that were made as resource variables here, and
+        that TensorFlow makes as reference variables outside of a build.
       opened_scopes: how often each variable scope was opened before the call, by which TensorFlow
         numbers unnamed layers.
     """
@@ -60,6 +62,7 @@ class NewVariables:
         self.created: typing.List[tf.Variable] = []
         self.direct: typing.List[DirectVariable] = []
         self.owned: typing.Set[str] = set()
+        self.references_elsewhere: typing.Set[str] = set()
         self._graph = tf.get_default_graph()
         self._placement = placement
         self._shares_variables = earlier is not None
@@ -209,6 +212,7 @@ class NewVariables:
           next_creator: makes the variable.
           kwargs: the arguments of the creator.
         """
+        is_reference_elsewhere = not _is_made_as_resource(kwargs)
         kwargs['use_resource'] = True
         with graph_walk.Recording(self._graph) as made, _away_from_operations(), \
                 self._placement.scope(trainable=_is_trainable(kwargs)):
@@ -216,6 +220,8 @@ class NewVariables:
         self.owned.update(graph_walk.names_of(made.operations))
         self._placement.note(variable)
         self.created.append(variable)
+        if is_reference_elsewhere:
+            self.references_elsewhere.add(variable.op.name)
         return variable
 
     def _requested_name(self, name: str) -> str:
@@ -309,6 +315,17 @@ def _advice(error: ValueError) -> typing.Optional[str]:
         if words in first_line:
             return advice % named.group(1)
     return None
+
+
+def _is_made_as_resource(kwargs: dict) -> bool:
+    """Whether TensorFlow makes a resource variable by these arguments of a creator: as they say; as
+    the variable scope says, where they do not; or by default."""
+    use_resource = kwargs.get('use_resource')
+    if use_resource is None:
+        use_resource = tf.get_variable_scope().use_resource
+    if use_resource is None:
+        use_resource = tf.resource_variables_enabled()
+    return use_resource
 
 
 def _is_trainable(kwargs: dict) -> bool:

@@ -30,7 +30,7 @@ OWN_ARGUMENTS = 'has arguments that are computed from the examples'
 COUPLES_EXAMPLES = 'brings examples together with each other'
 TAKES_APART = 'takes the examples apart'
 GOES_ALONG_EXAMPLES = 'goes along the examples'
-COMPUTES_WITH_POSITIONS = 'computes with the numbers of the examples'
+COMPUTES_WITH_POSITIONS = 'computes with the positions of the examples'
 TAKES_BY_PLACES = 'takes elements by their places'
 """Why a proof ends, where several rules have the same reason."""
 

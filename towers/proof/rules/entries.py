@@ -99,7 +99,7 @@ def cast(op: tf.Operation, states: _States, view: View) -> State:
     holds_all_sizes = is_wide(op.outputs[0])
     holds_fractions = dtype.is_floating or dtype.is_complex
     if state.is_position and not holds_all_sizes:
-        return unknown(op, 'rounds the numbers of the examples')
+        return unknown(op, 'rounds the positions of the examples')
     if state.kind is Kind.SIZES:
         if holds_all_sizes or holds_fractions:
             return state
