@@ -93,8 +93,8 @@ def _saved_files(steps, saver_options):
 
 
 def save(directory, steps=(100, 200, 300), **saver_options):
-    """Has checkpoints of these steps in a directory, of which a variable is as large as the step;
-    returns the directory as a string."""
+    """Puts checkpoints of these steps into a directory, with variables that are as large as the
+    step; returns the directory as a string."""
     for name, content in _saved_files(steps, tuple(saver_options.items())).items():
         directory.join(name).write_binary(content)
     return str(directory)

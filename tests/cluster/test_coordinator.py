@@ -33,7 +33,7 @@ SAME = {'values': {'kind of cluster': 'ring', 'every': 2}, 'settings': {'--seed'
 
 @pytest.fixture(autouse=True)
 def frequent_looks(monkeypatch):
-    """Of the coordinator's thread, for which many tests wait again and again."""
+    """The coordinator's thread looks more often: many tests wait for its next look."""
     monkeypatch.setattr(coordinator_module, '_PAUSE', .02)
 
 

@@ -136,8 +136,9 @@ def _writes_list_of_rows(op: tf.Operation) -> bool:
 
 
 def _write_no_rows_without_example(op: tf.Operation, weight: Weight) -> None:
-    """Makes an operation that writes rows of a variable take none of them if its tower has no
-    example: neither a row times 1 nor a row as it is would do for all kinds of writes.
+    """Makes an operation that writes rows of a variable write none if its tower has no example. (A
+    row of zeros would leave the variable as it is where rows are added, and not where they are set
+    or multiplied.)
 
     Args:
       op: the operation, which takes the variable, the indices of the rows, and the rows.
