@@ -3219,3 +3219,18 @@ def numbers_in_rows_of_the_batch(x):
 def number_shaped_by_the_examples(y):
     number = tf.reshape(tf.constant([5]), y // (y + 1) + 1)  # in as many dimensions as examples
     return average(floats(y)) * floats(tf.rank(number))
+
+
+# ---- strings
+
+@independent
+def digits_of_strings(x, y):
+    digits = tf.strings.substr(tf.as_string(y + 10), 1, 1)
+    return average(tf.square(score(x)) * tf.string_to_number(digits))
+
+
+@coupled
+def digits_at_positions(x, y):
+    numbers = tf.as_string(y + 10 ** 6)  # of at most 7 examples
+    digits = tf.strings.substr(numbers, tf.range(size(y)), tf.fill([size(y)], 1))
+    return average(tf.square(score(x)) * tf.string_to_number(digits))

@@ -162,6 +162,11 @@ def diagonals(values, numbers, padding):
                                    padding_value=tf.cast(padding, tf.float64))
 
 
+def digit_of(b, begin, length):
+    """Some digits of numbers of two digits, one number for each example."""
+    return tf.string_to_number(tf.strings.substr(tf.as_string(b.ids + 10), begin, length))
+
+
 def of_blocks(b, places):
     return tf.gather(tf.reshape(b.seq, [-1, 4]), tf.range(b.n) * 3 + places)
 
@@ -191,6 +196,19 @@ CASES = {
             tf.cast(b.seq, tf.float32), -tf.ones([4]), tf.ones([4])), EACH),
     'fake_quantized_mean': (lambda b: tf.quantization.fake_quant_with_min_max_args(
         tf.cast(b.mean, tf.float32), -2., 2.), STATISTIC),
+    'strings_cut': (lambda b: digit_of(b, 1, 1), EACH),
+    'strings_cut_at_places_of_each': (lambda b: digit_of(b, b.ids % 2, tf.ones_like(b.ids)), EACH),
+    'shared_string_cut_at_places_of_each': (lambda b: tf.string_to_number(tf.strings.substr(
+        ['12345'], b.ids, tf.ones_like(b.ids))), EACH),
+    'strings_cut_at_other_places': (lambda b: digit_of(
+        b, *[tf.placeholder_with_default([1] * 6, [None]) for _ in range(2)]), UNKNOWN),
+    'strings_cut_at_positions': (lambda b: digit_of(b, tf.range(b.n), tf.ones_like(b.ids)), UNKNOWN),
+    'strings_cut_at_the_number_of_examples': (lambda b: digit_of(b, b.n - 1, 1), STATISTIC),
+    'strings_replaced': (lambda b: tf.string_to_number(tf.strings.regex_replace(
+        tf.as_string(b.ids), '2', '7')), EACH),
+    'strings_replaced_by_the_number_of_examples': (lambda b: tf.string_to_number(
+        tf.strings.regex_replace(tf.as_string(b.ids), '2', tf.as_string(b.n))), STATISTIC),
+    'lengths_of_strings': (lambda b: tf.strings.length(tf.as_string(b.ids * 5)), EACH),
     # ---- totals
     'mean_plus_constant': (lambda b: b.mean + b.w[0, 0], MEAN),
     'mean_plus_sum': (lambda b: b.mean + b.total, STATISTIC),

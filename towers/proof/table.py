@@ -123,7 +123,9 @@ TABLE = [
         'ComplexAbs Angle '
         'ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad SigmoidGrad '
         'TanhGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad Bucketize AsString StringToNumber '
-        'StringToHashBucketFast StringToHashBucketStrong StringJoin BesselI0e BesselI1e '
+        'StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringJoin Substr '
+        'StringLength StringLower StringUpper StringStrip RegexReplace StaticRegexReplace '
+        'RegexFullMatch StaticRegexFullMatch BesselI0e BesselI1e '
         'FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel',
         entries.elementwise,
         'Each entry of the result is a function of the entries at its place.',
