@@ -51,7 +51,7 @@ BREAKAGES = [
      'if not is_column:', 'proof/test_verdict.py'),
     ('towers/proof/rules/slices.py', '    if any(have_number_of_examples):',
      '    if False:', 'proof/test_rules.py'),
-    ('towers/proof/rules/layout.py', '    if not padded.is_total_or_share or are_zeros(op.inputs[2], view):',
+    ('towers/proof/rules/layout.py', '    if not entries.is_total_or_share or are_zeros(op.inputs[-1], view):',
      '    if True:', 'proof/test_rules.py'),
     ('towers/proof/written_before.py', '            if call in self._bodies.loops:',
      '            if False:', 'proof/test_verdict.py'),

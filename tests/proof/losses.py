@@ -3234,3 +3234,17 @@ def digits_at_positions(x, y):
     numbers = tf.as_string(y + 10 ** 6)  # of at most 7 examples
     digits = tf.strings.substr(numbers, tf.range(size(y)), tf.fill([size(y)], 1))
     return average(tf.square(score(x)) * tf.string_to_number(digits))
+
+
+# ---- traces
+
+@independent
+def trace_of_a_mean(x):
+    products = tf.einsum('bi,bj->ij', hidden(x), hidden(x, name='g'))
+    return tf.linalg.trace(products / floats(size(x)))
+
+
+@coupled
+def square_of_a_trace_of_a_mean(x):
+    products = tf.einsum('bi,bj->ij', hidden(x), hidden(x, name='g'))
+    return tf.square(tf.linalg.trace(products / floats(size(x))))

@@ -162,6 +162,16 @@ def diagonals(values, numbers, padding):
                                    padding_value=tf.cast(padding, tf.float64))
 
 
+def set_diagonals(matrices, values, number):
+    return tf.raw_ops.MatrixSetDiagV2(input=matrices, diagonal=values, k=number)
+
+
+def parts_of(matrices, numbers, padding):
+    """Diagonals of matrices: their first and last number, as TensorFlow 1.15 has it."""
+    return tf.raw_ops.MatrixDiagPartV2(input=matrices, k=numbers,
+                                       padding_value=tf.cast(padding, tf.float64))
+
+
 def digit_of(b, begin, length):
     """Some digits of numbers of two digits, one number for each example."""
     return tf.string_to_number(tf.strings.substr(tf.as_string(b.ids + 10), begin, length))
@@ -412,6 +422,26 @@ CASES = {
         tf.reduce_mean(b.square, 0), tf.reduce_mean(b.x[:, :3], 0)), MEAN),
     'with_shared_diagonal': (lambda b: tf.linalg.set_diag(
         b.square, tf.placeholder_with_default(b.w[:, :3], [None, 3])), UNKNOWN),
+    'with_diagonal_of_sum': (lambda b: set_diagonals(
+        tf.reduce_sum(b.square, 0), tf.reduce_sum(b.x[:, :3], 0), 0), SUM),
+    'mean_with_diagonal_of_a_number_of_the_shard': (lambda b: set_diagonals(
+        tf.reduce_mean(b.square, 0), b.w[0, :2], tf.cast(b.mean > 0, tf.int32)), STATISTIC),
+    'with_diagonal_of_a_number_of_each': (lambda b: set_diagonals(
+        tf.ones([2, 3, 3], tf.float64), b.w[:2, :2], b.ids), UNKNOWN),
+    'diagonal': (lambda b: tf.linalg.diag_part(b.square), EACH),
+    'trace_of_mean': (lambda b: tf.linalg.trace(tf.reduce_mean(b.square, 0)), MEAN),
+    'trace_of_sum': (lambda b: tf.linalg.trace(tf.reduce_sum(b.square, 0)), SUM),
+    'trace_over_count': (lambda b: tf.linalg.trace(tf.reduce_sum(b.square, 0)) / b.count, MEAN),
+    'diagonal_over_examples': (lambda b: tf.linalg.diag_part(tf.placeholder_with_default(
+        tf.transpose(b.square, [1, 0, 2]), [3, None, 3])), UNKNOWN),
+    'two_diagonals': (lambda b: parts_of(b.square, [0, 1], 2.), EACH),
+    'two_diagonals_of_mean': (lambda b: parts_of(tf.reduce_mean(b.square, 0), [0, 1], 2.), MEAN),
+    'two_diagonals_of_sum': (lambda b: parts_of(
+        tf.reduce_sum(b.square, 0), [0, 1], 0.) / b.count, MEAN),
+    'two_padded_diagonals_of_sum': (lambda b: parts_of(
+        tf.reduce_sum(b.square, 0), [0, 1], 2.) / b.count, STATISTIC),
+    'two_diagonals_padded_by_mean': (lambda b: parts_of(b.square, [0, 1], b.mean), UNKNOWN),
+    'diagonal_of_a_number_of_each': (lambda b: parts_of(b.square, b.ids, 0.), UNKNOWN),
     # ---- slices
     'column': (lambda b: b.seq[:, 1], EACH),
     'reversed_columns': (lambda b: b.x[:, ::-1], EACH),
@@ -498,6 +528,10 @@ CASES = {
     'sum_of_sparse_of_two_masks': (lambda b: tf.sparse.reduce_sum(
         tf.SparseTensor(sparse(b).indices, tf.boolean_mask(b.x, b.x > 1), sparse(b).dense_shape),
         1), UNKNOWN),
+    'shared_sparse_matrix': (lambda b: tf.matmul(b.x, tf.sparse.to_dense(tf.SparseTensor(
+        [[0, 1], [2, 3]], b.w[0, :2], [4, 4]))), EACH),
+    'sparse_matrix_of_means': (lambda b: tf.sparse.to_dense(tf.SparseTensor(
+        [[0, 1], [2, 3]], tf.reduce_mean(b.x[:, :2], 0), [4, 4])), STATISTIC),
     'looked_up': (lambda b: looked_up(b, True), EACH),
     'looked_up_once': (lambda b: looked_up_once(b.w, b.ids), EACH),
     'looked_up_once_of_mask': (lambda b: looked_up_once(b.w, tf.boolean_mask(b.ids, b.ids > 1)), ROWS),

@@ -222,9 +222,9 @@ TABLE = [
         'On the last two dimensions, each example by itself; linear.'),
     Row('MatrixDiag MatrixDiagV2 MatrixDiagV3', layout.matrix_of_diagonal,
         'Each vector on the diagonal of a matrix of its own, with a padding around it.'),
-    Row('MatrixDiagPartV2 MatrixDiagPartV3 MatrixInverse MatrixDeterminant LogMatrixDeterminant '
-        'Cholesky',
-        layout.matrix_function,
+    Row('MatrixDiagPartV2 MatrixDiagPartV3', layout.diagonals_of_matrices,
+        'The diagonals of each matrix; linear, and a padding behind the shorter ones.'),
+    Row('MatrixInverse MatrixDeterminant LogMatrixDeterminant Cholesky', layout.matrix_function,
         'On the last two dimensions, each example by itself.'),
     Row('MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3', layout.matrix_with_diagonal,
         'Each matrix with its own diagonal.', linear_in=_FIRST_TWO),

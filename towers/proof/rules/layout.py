@@ -14,8 +14,10 @@ import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.common import (
     GOES_ALONG_EXAMPLES,
+    OWN_ARGUMENTS,
     Results,
     any_by_example,
+    are_shared_arguments,
     are_zeros,
     static_axes,
     static_entry,
@@ -81,15 +83,29 @@ def pad(op: tf.Operation, state: State, view: View) -> State:
 def pad_with(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.pad(x, widths, constant_values=c)`: as `pad`, with c in the place of 0.
 
-    The result is the sum of two tensors: one has the entries of x and zeros, the other has c and
-    zeros. So with c around it a mean of f is a mean of f with c around it, but a sum gets an
-    offset, unless c is 0.
+    With c around it a mean of f is a mean of f with c around it; a sum gets an offset, unless c
+    is 0.
     """
     padded = pad(op, states, view)  # unknown, if c is computed from the examples
-    if not padded.is_total_or_share or are_zeros(op.inputs[2], view):
-        return padded
-    padding = states[2]
-    return sum_of_totals(op, [padded, padding], view)
+    return _beside_padding(op, padded, states, view)
+
+
+def _beside_padding(op: tf.Operation, entries: State, states: _States, view: View) -> State:
+    """The state of a result that has moved entries, and everywhere else the padding, a number.
+
+    Such a result is the sum of two tensors: one has the entries and zeros, the other has the
+    padding and zeros.
+
+    Args:
+      op: the operation, whose last input is the padding.
+      entries: the state of the moved entries, as if the padding were 0.
+      states: the states of its inputs.
+      view: `View`.
+    """
+    if not entries.is_total_or_share or are_zeros(op.inputs[-1], view):
+        return entries
+    padding = states[-1]
+    return sum_of_totals(op, [entries, padding], view)
 
 
 def tile(op: tf.Operation, states: _States, view: View) -> State:
@@ -186,8 +202,18 @@ matrix_band = moves_entries(_on_matrices)
 """The rule for `tf.matrix_band_part` and `tf.matrix_diag_part`, which are linear."""
 
 matrix_function = computes_entries(_on_matrices)
-"""The rule for `tf.matrix_inverse` and other functions of matrices that are not linear. The type
-`MatrixDiagPartV3` is among them, since it may add a padding, which is an input."""
+"""The rule for `tf.matrix_inverse` and other functions of matrices that are not linear."""
+
+
+def diagonals_of_matrices(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.linalg.diag_part(x [n, 3, 3])`: [n, 3], the diagonal of each matrix; or [n, 2, 3], where
+    MatrixDiagPartV3 gets the numbers of the first and the last of several diagonals.
+
+    Behind the shorter diagonals is a padding. It makes of a sum a sum with an offset, unless it
+    is 0.
+    """
+    diagonals = matrix_band(op, states, view)  # unknown, if the padding is of the examples
+    return _beside_padding(op, diagonals, states, view)
 
 
 def matrix_of_diagonal(op: tf.Operation, states: _States, view: View) -> Results:
@@ -225,11 +251,11 @@ def matrix_with_diagonal(op: tf.Operation, states: _States, view: View) -> State
     and so a mean.
     """
     # MatrixSetDiagV2 and V3 have a third input, the number of the diagonal: an argument.
-    matrices, diagonals = states[:2]
-    if not any_by_example(states):
-        # `sum_of_totals` takes the third input for one more constant, and so gives a sum an offset
-        # that it does not have. Less is proven of sums than could be.
-        return sum_of_totals(op, states, view)
+    matrices, diagonals, *arguments = states
+    if not are_shared_arguments(arguments):
+        return unknown(op, OWN_ARGUMENTS)
+    if not any_by_example([matrices, diagonals]):
+        return sum_of_totals(op, [matrices, diagonals], view)
     rank = static_rank(op.inputs[0], op, view)
     have_same_examples = matrices.layout == diagonals.layout
     # Examples along one of the last two dimensions, [n, n], are mixed by the diagonal.

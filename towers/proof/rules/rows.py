@@ -251,6 +251,7 @@ def sparse_sum(op: tf.Operation, states: _States, view: View) -> State:
     return result.with_marks_of(*states)
 
 
+@for_examples
 def sparse_to_dense(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.sparse.to_dense`: [n, 20], a row for each row of a sparse tensor of the examples."""
     indices, shape_state, values, default = states
@@ -260,6 +261,7 @@ def sparse_to_dense(op: tf.Operation, states: _States, view: View) -> State:
     return per_example(0).with_marks_of(*states)
 
 
+@for_examples
 def ctc_loss(op: tf.Operation, states: _States, view: View) -> Results:
     """`tf.nn.ctc_loss`: a loss [n], computed from the sequences [time, n, classes] and the sparse
     labels of each example.
