@@ -8,6 +8,7 @@ import towers
 from towers.proof.analysis import analyse
 from towers.proof.batch_norms import find_batch_norms
 from towers.proof.question import Question
+from towers.proof.states import Kind
 from towers.proof.verdict import verdict_of
 from case_marks import first_fast
 
@@ -76,6 +77,28 @@ def test_a_first_state_of_zeros():
     zeros = tf.constant(0., shape=[SIZE, 3], name='state')
     joined = tf.concat([x, zeros], 1)
     assert line(tf.reduce_mean(tf.reduce_max(joined, 1)), x).startswith(condition('state'))
+
+
+@pytest.mark.parametrize('version', ['v1', 'v2'])
+def test_a_first_state_whose_length_is_not_followed_asks_for_a_batch_of_any_size(version):
+    def loss_of(x, examples):
+        weights, of_state = tf.ones([4, 3]), tf.ones([3, 3])
+
+        def step(t, h):
+            return t + 1, tf.tanh(tf.matmul(x[:, t], weights) + tf.matmul(h, of_state))
+        h = looped(version, 3, lambda limit: tf.while_loop(
+            lambda t, _: t < limit, step, [0, tf.zeros([examples, 3])])[1])
+        return tf.reduce_mean(tf.reduce_max(h, 1))
+    x, of_any_size = batch(5, 4), tf.placeholder(tf.float32, [None, 5, 4])
+    text = line(loss_of(x, SIZE), x)
+    assert text.startswith('not proven: ')
+    assert text.endswith('; pass a batch [None, ...], and take sizes from tf.shape')
+    if version == 'v1':
+        assert (' combines the examples with a tensor whose length along their dimension is not '
+                'known to come from the batch; ') in text
+    loss = loss_of(of_any_size, tf.shape(of_any_size)[0])
+    analysis = analyse(tf.get_default_graph().get_operations(), of_any_size, [loss])
+    assert analysis.state(loss).kind is Kind.MEAN
 
 
 def test_a_multiple_of_the_size_in_a_reshape():

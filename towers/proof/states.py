@@ -59,7 +59,9 @@ class Kind(enum.Enum):
 
 OTHER_DIMENSIONS = 'has the examples along another dimension than the proof finds'
 TAKES_NO_OTHER_BATCH = 'takes no batch of another size'
-HAS_OWN_SIZE = 'joins the examples with a tensor that has a size of its own there'
+HAS_OWN_SIZE = (
+    'combines the examples with a tensor whose length along their dimension is not known to come '
+    'from the batch')
 TAKES_SOME = 'takes some of the examples, or changes their order'
 """Why a proof ends where the graph may hold the size of the program's batch."""
 

@@ -19,6 +19,7 @@ from towers.proof.conditions import conditions_of, quoted_names
 from towers.proof.question import Question
 from towers.proof.states import (
     HAS_NO_RULE,
+    HAS_OWN_SIZE,
     IS_PYTHON,
     TAKES_NO_OTHER_BATCH,
     Kind,
@@ -260,4 +261,9 @@ def _where_it_ends(ends: typing.List[Reason], question: Question) -> str:
         text += '; and %d more' % (len(ends) - _MOST_ENDS)
     if all(end.why in (HAS_NO_RULE, IS_PYTHON) for end in ends):
         return '%s; towers.check_towers measures the difference' % text
+    # Such as the first state of a loop, zeros [8, 4]: with a batch of any size it has to be made of
+    # the batch's own size, `tf.shape(x)[0]`, and the proof sees where its length comes from.
+    are_ends_by_length = all(end.why == HAS_OWN_SIZE for end in ends)
+    if are_ends_by_length and question.static_size is not None:
+        return '%s; %s' % (text, _PASS_ANY_SIZE)
     return '%s; %s' % (text, _VALUES_OF_ALL_TOWERS)
