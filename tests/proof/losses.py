@@ -3248,3 +3248,47 @@ def trace_of_a_mean(x):
 def square_of_a_trace_of_a_mean(x):
     products = tf.einsum('bi,bj->ij', hidden(x), hidden(x, name='g'))
     return tf.square(tf.linalg.trace(products / floats(size(x))))
+
+
+# ---- recurrent cells in one kernel
+
+def _lstm_over_time(x, sequences):
+    """The results [time, sequences, 3] of an LSTM over x [time, sequences, 4]."""
+    zeros, peepholes = tf.zeros([sequences, 3]), tf.zeros([3])
+    return tf.raw_ops.BlockLSTM(
+        seq_len_max=tf.cast(tf.shape(x)[0], tf.int64), x=x, cs_prev=zeros, h_prev=zeros,
+        w=variable('w', [7, 12]), wci=peepholes, wcf=peepholes, wco=peepholes,
+        b=variable('b', [12])).h
+
+
+@independent
+def lstm_in_one_kernel(seq):
+    return average(tf.square(_lstm_over_time(tf.transpose(seq, [1, 0, 2]), size(seq))[-1]))
+
+
+@coupled
+def lstm_over_examples_in_one_kernel(seq):
+    """The batch is the first dimension, as of most tensors, and not the second one."""
+    return average(tf.square(_lstm_over_time(seq, 5)))
+
+
+# ---- gradients of poolings
+
+def _pooled_score(image):
+    """A number for each image: the score of mean and maximal values of its windows."""
+    pooled = tf.nn.avg_pool(image * variable('gain', [3]), [1, 2, 2, 1], [1, 2, 2, 1], 'SAME')
+    pooled = tf.nn.max_pool(tf.tanh(pooled), [1, 2, 2, 1], [1, 2, 2, 1], 'SAME')
+    return score(tf.reshape(pooled, [-1, 12]))
+
+
+@independent
+def gradient_penalty_of_each_image(image):
+    """That of WGAN-GP, of a critic with poolings, as progressively grown GANs have it."""
+    slopes = tf.gradients(total(_pooled_score(image)), image)[0]
+    return average(tf.square(tf.sqrt(total(tf.square(slopes), [1, 2, 3]) + 1e-9) - 1.))
+
+
+@coupled
+def gradient_penalty_of_all_images(image):
+    slopes = tf.gradients(total(_pooled_score(image)), image)[0]
+    return tf.square(tf.sqrt(total(tf.square(slopes))) - 1.)

@@ -162,6 +162,34 @@ def diagonals(values, numbers, padding):
                                    padding_value=tf.cast(padding, tf.float64))
 
 
+def floats(x):
+    return tf.cast(x, tf.float32)
+
+
+def lstm(x, state, weights=None):
+    """The next state of a cell in one kernel."""
+    if weights is None:
+        weights = tf.constant(np.random.RandomState(2).randn(7, 12), tf.float32)
+    peepholes = tf.zeros([3])
+    return tf.raw_ops.LSTMBlockCell(
+        x=x, cs_prev=state, h_prev=state, w=weights, wci=peepholes, wcf=peepholes, wco=peepholes,
+        b=tf.zeros([12])).h
+
+
+def lstm_over_time(b, x, steps=3):
+    weights, peepholes = tf.fill([7, 12], .1), tf.zeros([3])
+    first = floats(b.seq[:, :, 0])
+    return tf.raw_ops.BlockLSTM(
+        seq_len_max=tf.cast(steps, tf.int64), x=floats(x), cs_prev=first, h_prev=first, w=weights,
+        wci=peepholes, wcf=peepholes, wco=peepholes, b=tf.zeros([12])).h
+
+
+def max_pool_gradient(b, images, gradient=None):
+    return tf.raw_ops.MaxPoolGrad(
+        orig_input=images, orig_output=images, grad=images if gradient is None else gradient,
+        ksize=[1, 1, 1, 1], strides=[1, 1, 1, 1], padding='SAME')
+
+
 def set_diagonals(matrices, values, number):
     return tf.raw_ops.MatrixSetDiagV2(input=matrices, diagonal=values, k=number)
 
@@ -261,6 +289,26 @@ CASES = {
         b.x[:, :3], tf.placeholder_with_default(b.w[:, :3], [None, 3])), UNKNOWN),
     'cross_over_examples': (lambda b: tf.linalg.cross(*[tf.placeholder_with_default(
         tf.transpose(x[:, :3]), [3, None]) for x in (b.x, b.x * b.x)]), UNKNOWN),
+    # ---- recurrent cells
+    'lstm_cell': (lambda b: lstm(floats(b.x), floats(b.seq[:, :, 0])), EACH),
+    'lstm_cell_from_zeros': (lambda b: lstm(floats(b.x), tf.zeros([b.n, 3])), EACH),
+    'lstm_cell_from_other_rows': (lambda b: lstm(
+        floats(b.x), tf.placeholder_with_default(np.zeros([6, 3], np.float32), [None, 3])), UNKNOWN),
+    'lstm_cell_from_other_examples': (lambda b: lstm(floats(b.x), tf.reshape(
+        tf.tile(floats(b.ids)[None], [3, 1]), [-1, 3])), UNKNOWN),
+    'lstm_cell_along_examples': (lambda b: lstm(*[tf.placeholder_with_default(
+        tf.transpose(floats(x)), [4, None]) for x in (b.x, b.x * b.x)]), UNKNOWN),
+    'lstm_cell_with_weights_of_the_shard': (lambda b: lstm(
+        floats(b.x), tf.zeros([b.n, 3]), floats(b.mean) * tf.ones([7, 12])), UNKNOWN),
+    'lstm_cell_of_mean': (lambda b: lstm(
+        floats(tf.reduce_mean(b.x, 0)[None]), tf.zeros([1, 3])), STATISTIC),
+    'gru_cell': (lambda b: tf.raw_ops.GRUBlockCell(
+        x=floats(b.x), h_prev=floats(b.seq[:, :, 0]), w_ru=tf.ones([7, 6]), w_c=tf.ones([7, 3]),
+        b_ru=tf.zeros([6]), b_c=tf.zeros([3])).h, EACH),
+    'lstm_over_time': (lambda b: lstm_over_time(b, tf.transpose(b.seq, [1, 0, 2])), SECOND),
+    'lstm_over_examples': (lambda b: lstm_over_time(b, b.seq), UNKNOWN),
+    'lstm_to_the_longest': (lambda b: lstm_over_time(
+        b, tf.transpose(b.seq, [1, 0, 2]), tf.reduce_max(b.ids)), STATISTIC),
     # ---- shapes
     'shape': (lambda b: tf.shape(b.x), sizes_state([Size(0, 1), Size(4)])),
     'twice_and_one': (lambda b: 2 * b.n + 1, sizes_state([Size(1, 2)])),
@@ -541,6 +589,27 @@ CASES = {
     'looked_up_without_all_rows': (lambda b: looked_up(b, False), UNKNOWN),
     # ---- images
     'pooled': (lambda b: tf.nn.max_pool(b.image, 2, 2, 'SAME'), EACH),
+    'gradient_of_mean_pooling': (lambda b: tf.gradients(
+        tf.square(tf.nn.avg_pool(b.image, 2, 2, 'SAME')), b.image)[0], EACH),
+    'gradient_of_mean_pooling_of_frames': (lambda b: tf.gradients(
+        tf.square(tf.nn.avg_pool3d(floats(b.image[..., None]), 2, 2, 'SAME')), b.image)[0], EACH),
+    'gradient_of_mean_pooling_of_features': (lambda b: tf.gradients(
+        tf.square(tf.nn.avg_pool(b.x[None, :, :, None], 2, 2, 'SAME')), b.x)[0], UNKNOWN),
+    'gradient_of_mean_pooling_of_a_number': (lambda b: tf.raw_ops.AvgPoolGrad(
+        orig_input_shape=tf.stack([b.n, 4, 4, b.n // 3]), grad=b.image, ksize=[1, 1, 1, 1],
+        strides=[1, 1, 1, 1], padding='SAME'), STATISTIC),
+    'gradient_of_max_pooling': (lambda b: tf.gradients(
+        tf.square(tf.nn.max_pool(b.image, 2, 2, 'SAME')), b.image)[0], EACH),
+    'gradient_of_max_pooling_of_frames': (lambda b: tf.gradients(tf.square(tf.nn.max_pool3d(
+        floats(b.image[..., None]), 2, 2, 'SAME')), b.image)[0], EACH),
+    'gradient_of_max_pooling_of_features': (lambda b: max_pool_gradient(b, b.x[None, :, :, None]),
+                                            UNKNOWN),
+    'gradient_of_max_pooling_of_others': (lambda b: max_pool_gradient(
+        b, b.image, tf.placeholder_with_default(np.ones([6, 4, 4, 3]), [None, 4, 4, 3])), UNKNOWN),
+    'gradient_of_max_pooling_by_a_mean': (lambda b: tf.raw_ops.MaxPoolGradV2(
+        orig_input=b.image, orig_output=b.image, grad=b.image, strides=[1, 1, 1, 1],
+        ksize=tf.cast(tf.reduce_mean(b.image, [0, 1, 2, 3]), tf.int32) * [0, 0, 0, 0] + 1,
+        padding='SAME'), STATISTIC),
     'blocks': (lambda b: tf.space_to_batch_nd(b.image, [2, 2], [[0, 0], [0, 0]]),
                per_example(0, outer=4)),
     'blocks_together': (lambda b: tf.batch_to_space_nd(tf.space_to_batch_nd(
@@ -635,8 +704,10 @@ def test_rules_by_examples(version, names):
         whole, first, rest = run(0, EXAMPLES), run(0, SPLIT), run(SPLIT, EXAMPLES)
     for name in proven:
         parts = [(SPLIT, first[name]), (EXAMPLES - SPLIT, rest[name])]
+        # Some kernels are for float32 alone. A product of matrices rounds by their sizes.
+        rounding = {'rtol': 1e-5, 'atol': 1e-6} if whole[name].dtype == np.float32 else {'rtol': 1e-9}
         np.testing.assert_allclose(
-            whole[name], together(states[name], parts), rtol=1e-9, err_msg=name)
+            whole[name], together(states[name], parts), err_msg=name, **rounding)
 
 
 def test_the_state_of_an_iteration_is_one_example():

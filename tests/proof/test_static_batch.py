@@ -178,6 +178,22 @@ def test_the_output_of_a_transposed_convolution():
     assert line(tf.reduce_mean(tf.reduce_max(image, [1, 2, 3])), x).startswith(condition('shape'))
 
 
+def test_the_gradient_of_a_mean_pooling():
+    x = batch(4, 4, 2)
+    shape = tf.constant([SIZE, 8, 8, 2], name='shape')
+    image = tf.raw_ops.AvgPoolGrad(orig_input_shape=shape, grad=x, ksize=[1, 2, 2, 1],
+                                   strides=[1, 2, 2, 1], padding='SAME')
+    assert line(tf.reduce_mean(tf.reduce_max(image, [1, 2, 3])), x).startswith(condition('shape'))
+
+
+def test_the_first_state_of_a_recurrent_cell_in_one_kernel():
+    x = batch(6)
+    zeros, peepholes = tf.zeros(tf.constant([SIZE, 3], name='shape')), tf.zeros([3])
+    h = tf.raw_ops.LSTMBlockCell(x=x, cs_prev=zeros, h_prev=zeros, w=tf.ones([9, 12]), wci=peepholes,
+                                 wcf=peepholes, wco=peepholes, b=tf.zeros([12])).h
+    assert line(tf.reduce_mean(tf.reduce_max(h, 1)), x).startswith('proven, if 4 in ')
+
+
 def test_the_end_of_a_slice_of_all_examples():
     x = batch(6)
     part = x[:tf.constant(SIZE, name='end'), 2:]

@@ -44,7 +44,7 @@ import tensorflow.compat.v1 as tf
 from towers.graph import graph_walk
 from towers.graph.graph_walk import names_of
 from towers.graph.op_types import LOOPS_V2, QUOTIENTS
-from towers.proof.rules import entries, joining, reductions
+from towers.proof.rules import entries, joining, recurrent, reductions
 from towers.proof.stand_ins import SizeConstant, SizeConstants, known_lengths
 from towers.proof.states import INDEPENDENT, Kind, State
 from towers.proof.table import RULES
@@ -62,7 +62,7 @@ _LARGEST_SHAPE = 64  # a constant with more numbers is no shape
 
 _SHAPES_OF_RESULTS_WITH_EXAMPLES = {
     'Reshape': 1, 'BroadcastTo': 1, 'Conv2DBackpropInput': 0, 'Conv3DBackpropInputV2': 0,
-    'DepthwiseConv2dNativeBackpropInput': 0}
+    'DepthwiseConv2dNativeBackpropInput': 0, 'AvgPoolGrad': 0, 'AvgPool3DGrad': 0}
 """{type of an operation on examples: the place of the input that is the shape of its result}"""
 
 _LENGTHS_OF_RESULTS = {
@@ -84,8 +84,10 @@ def _types_with_rule(*rules: typing.Callable) -> typing.FrozenSet[str]:
 
 _BY_ENTRY = _types_with_rule(entries.elementwise, entries.add, entries.multiply, entries.divide,
                              entries.select, entries.linear)
-# Concatenations; and losses that take the logits and the labels of each example.
-_BESIDE_EACH_OTHER = _types_with_rule(joining.concat, reductions.along_last)
+# Concatenations; losses that take the logits and the labels of each example; and recurrent cells,
+# which take x and the state of each example.
+_BESIDE_EACH_OTHER = _types_with_rule(
+    joining.concat, reductions.along_last, recurrent.cell, recurrent.lstm_over_time)
 _ALL_INPUTS_WITH_EXAMPLES = _BY_ENTRY | _BESIDE_EACH_OTHER | {'Merge', 'ReverseSequence'}
 """The types of operations of which each input has as many examples as the result, or none."""
 

@@ -71,8 +71,8 @@ sizes lack. Marks are removed in three places alone: by `longest`, by `verdict` 
 by `transfer` for the moments of the whole batch.
 
 Read `common` (questions about states), `entries` (one by one: `exp`, `+`), `totals` (means and
-sums), `reductions`, `products`, `shapes`, `fills`, `broadcast_gradients`; then the modules for
-operations that put entries elsewhere: `moves`, `reshapes`, `layout`, `slices`, `joining`,
-`gathers`, `blocks`, `images`, `rows`, `lookups`; then `loops`, `longest`, `arrays`, and for control
-flow v2 `loops_v2`, `tensor_lists`.
+sums), `reductions`, `products`, `recurrent`, `shapes`, `fills`, `broadcast_gradients`; then the
+modules for operations that put entries elsewhere: `moves`, `reshapes`, `layout`, `slices`,
+`joining`, `gathers`, `blocks`, `images`, `rows`, `lookups`; then `loops`, `longest`, `arrays`, and
+for control flow v2 `loops_v2`, `tensor_lists`.
 """

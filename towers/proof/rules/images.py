@@ -101,15 +101,30 @@ def bias_add(op: tf.Operation, states: _States, view: View) -> State:
     return images(op, states, view)
 
 
-def transposed_convolution(op: tf.Operation, states: _States, view: View) -> State:
-    """The gradient of a convolution, or a transposed convolution: images of a given shape, such as
-    (n, 8, 8, 3). Only the first number of the shape may depend on n."""
+def images_of_shape(op: tf.Operation, states: _States, view: View) -> State:
+    """The gradient of a convolution, a transposed convolution, or the gradient of a mean pooling:
+    images of a given shape, such as (n, 8, 8, 3). Only the first number of the shape may depend on
+    n."""
     if not has_examples_at(0, op.inputs[0], view):
         return unknown(op, 'has a shape that is another one for another number of examples')
-    shape, weights, gradient = states
+    shape, *weights, gradient = states  # a pooling has no weights
     # The n in the shape is the number of images. The values of the result do not depend on it.
     shape_without_examples = INDEPENDENT.with_marks_of(shape)
-    return _of_images(op, gradient, [shape_without_examples, weights], view)
+    return _of_images(op, gradient, [shape_without_examples, *weights], view)
+
+
+@for_examples
+def gradient_of_maxima(op: tf.Operation, states: _States, view: View) -> State:
+    """The gradient of `tf.nn.max_pool`, of x [n, 8, 8, 3], the maxima [n, 4, 4, 3] and their
+    gradient: each image by itself."""
+    state, *others = states[:3]
+    arguments = states[3:]  # of MaxPoolGradV2: the lengths and the steps of the windows
+    if not kinds_of(arguments) <= {Kind.INDEPENDENT}:
+        return unknown(op, _OWN_PARAMETERS)
+    have_same_images = all(other.layout == state.layout for other in others)
+    if not has_examples_first(state) or not have_same_images:
+        return unknown(op, _NO_IMAGES)
+    return state._replace(is_constant=False).with_marks_of(*states)
 
 
 def largest_places(op: tf.Operation, states: _States, view: View) -> State:
