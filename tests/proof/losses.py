@@ -3292,3 +3292,42 @@ def gradient_penalty_of_each_image(image):
 def gradient_penalty_of_all_images(image):
     slopes = tf.gradients(total(_pooled_score(image)), image)[0]
     return tf.square(tf.sqrt(total(tf.square(slopes))) - 1.)
+
+
+# ---- linear equations
+
+def _kernel_to_points(x):
+    """A kernel between 4 points that all examples share and the examples: [4, n]."""
+    points = variable('points', [4, 6]) * tf.reshape(tf.range(24.), [4, 6])
+    return tf.exp(-.01 * total(tf.square(points[:, None] - x[None]), 2))
+
+
+@independent
+def gaussian_process_on_shared_points(x):
+    """The projection of a sparse variational Gaussian process, as GPflow has it."""
+    kernel = _kernel_to_points(x)
+    projected = tf.linalg.triangular_solve(tf.eye(4) + tf.ones([4, 4]), kernel)
+    return average(total(tf.square(projected), 0))
+
+
+@coupled
+def whitened_by_the_covariance_of_the_shard(x):
+    h = hidden(x)
+    covariance = tf.matmul(h, h, transpose_a=True) / floats(size(x))
+    root = tf.linalg.cholesky(covariance + .1 * tf.eye(4))
+    return average(tf.abs(tf.linalg.triangular_solve(root, tf.transpose(h))))
+
+
+# ---- classes that are drawn
+
+@independent
+def classes_drawn_by_each(x):
+    """What scheduled sampling looks up in the place of the true word."""
+    drawn = tf.multinomial(hidden(x), 1)[:, 0]
+    return average(tf.square(score(x)) * tf.gather(variable('table', [4]), drawn))
+
+
+@coupled
+def classes_drawn_by_all(x):
+    drawn = tf.multinomial(average(hidden(x), 0)[None], 1)[0, 0]
+    return average(tf.square(score(x))) * tf.gather(variable('table', [4]), drawn)

@@ -270,6 +270,13 @@ CASES = {
     'softmax': (lambda b: tf.nn.softmax(b.x), EACH),
     'softmax_over_examples': (lambda b: tf.nn.softmax(tf.transpose(b.x)), STATISTIC),
     'largest': (lambda b: tf.nn.top_k(b.x, 2)[0], EACH),
+    'classes_drawn': (lambda b: tf.multinomial(1e4 * tf.one_hot(b.ids, 4), 2), EACH),
+    'classes_drawn_by_mean': (lambda b: tf.multinomial(
+        tf.reduce_mean(b.x, 0, keepdims=True), 2), STATISTIC),
+    'classes_drawn_over_examples': (lambda b: tf.multinomial(tf.transpose(b.x), 2), UNKNOWN),
+    'as_many_classes_drawn_as_examples': (lambda b: tf.multinomial(b.x, b.n), UNKNOWN),
+    'classes_drawn_by_a_number_of_each': (lambda b: tf.multinomial(
+        b.x, tf.placeholder_with_default(b.ids, None)), UNKNOWN),
     # ---- products
     'matmul': (lambda b: tf.matmul(b.x, b.w), EACH),
     'gram': (lambda b: tf.matmul(b.x, b.x, transpose_a=True), SUM),
@@ -289,6 +296,24 @@ CASES = {
         b.x[:, :3], tf.placeholder_with_default(b.w[:, :3], [None, 3])), UNKNOWN),
     'cross_over_examples': (lambda b: tf.linalg.cross(*[tf.placeholder_with_default(
         tf.transpose(x[:, :3]), [3, None]) for x in (b.x, b.x * b.x)]), UNKNOWN),
+    'solved': (lambda b: tf.linalg.solve(b.square, b.seq), EACH),
+    'solved_of_each_by_shared_numbers': (lambda b: tf.linalg.triangular_solve(
+        b.square, tf.broadcast_to(b.w[:3], [b.n, 3, 4])), EACH),
+    'solved_by_columns': (lambda b: tf.linalg.triangular_solve(b.w, tf.transpose(b.x)), SECOND),
+    'solved_by_columns_with_matrix_of_the_shard': (lambda b: tf.linalg.solve(
+        tf.reduce_mean(b.square, 0), tf.transpose(b.x[:, :3])), UNKNOWN),
+    'solved_for_mean': (lambda b: tf.linalg.triangular_solve(
+        b.w, tf.reduce_mean(b.x, 0)[:, None]), MEAN),
+    'solved_with_mean': (lambda b: tf.linalg.solve(tf.reduce_mean(b.square, 0), b.w[:3]), STATISTIC),
+    'solved_for_sum': (lambda b: tf.linalg.solve(
+        b.w, tf.reduce_sum(b.x, 0)[:, None]) / b.count, MEAN),
+    'solved_with_other_matrices': (lambda b: tf.linalg.solve(
+        tf.placeholder_with_default(np.ones([6, 3, 3]), [None, 3, 3]), b.seq), UNKNOWN),
+    'solved_for_examples': (lambda b: tf.linalg.solve(
+        tf.placeholder_with_default(np.eye(6), [None, None]), b.x), UNKNOWN),
+    'solved_with_matrix_of_examples': (lambda b: tf.linalg.solve(
+        tf.placeholder_with_default(b.x, [None, None]), tf.placeholder_with_default(
+            b.x, [None, None])), UNKNOWN),
     # ---- recurrent cells
     'lstm_cell': (lambda b: lstm(floats(b.x), floats(b.seq[:, :, 0])), EACH),
     'lstm_cell_from_zeros': (lambda b: lstm(floats(b.x), tf.zeros([b.n, 3])), EACH),

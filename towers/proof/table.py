@@ -141,6 +141,8 @@ TABLE = [
         'Each row along the last dimension by itself.'),
     Row('TopK TopKV2 InTopK InTopKV2', reductions.largest,
         'Each row along the last dimension by itself.'),
+    Row('Multinomial', reductions.drawn_classes,
+        'Classes drawn for each row by itself.'),
     # ---- over dimensions
     Row('Mean Sum Max Min All Any ArgMax ArgMin EuclideanNorm', reductions.reduce,
         "Over the examples' dimension, a mean or a sum over them; over others, each by itself."),
@@ -157,6 +159,9 @@ TABLE = [
     Row('Einsum', products.einsum,
         'Letter by letter; over the examples of all factors, the sum of their products.',
         linear_in=_ALL),
+    Row('MatrixSolve MatrixTriangularSolve', products.solution,
+        'The equations of each example, or each column by itself; linear in the right side.',
+        linear_in=_ALL_BUT_FIRST),
     Row('Cross', products.cross,
         'Each vector along the last dimension by itself; linear in each of the two.',
         linear_in=_ALL),

@@ -1,4 +1,5 @@
-"""Rules for products of matrices, as products of tensors whose dimensions have letters.
+"""Rules for products of matrices, as products of tensors whose dimensions have letters; and for
+linear equations.
 
 `tf.matmul(x, w)` is `ij,jk->ik`: the product is summed over `j`, a letter that is not in the
 result. The examples' dimension has a letter, too: here `i`, of x [n, 4].
@@ -14,6 +15,7 @@ from towers.proof.rules.common import (
     any_of_kind,
     has_examples_last,
     has_one_entry_along,
+    is_of_batch,
     required,
     state_of_layout,
     static_rank,
@@ -110,6 +112,39 @@ def cross(op: tf.Operation, states: _States, view: View) -> State:
         if has_examples_last(state, static_rank(tensor, op, view)):
             return unknown(op, COUPLES_EXAMPLES)
     return multiply(op, states, view)
+
+
+def solution(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.linalg.solve(a, b)`, `tf.linalg.triangular_solve(a, b)`: the matrix x for which a x = b.
+
+        a [n, 4, 4], b [n, 4, 3]    x [n, 4, 3]: the equations of each example by themselves
+        a [4, 4], b [4, n]          x [4, n]: each column of x is computed from that column of b
+        a [4, 4], b a mean          x is a mean: it is linear in b
+    """
+    matrix, right_side = states
+    if not any_by_example(states):
+        is_shared_matrix = matrix.kind is Kind.INDEPENDENT
+        return right_side if is_shared_matrix else not_linear(op, states, view)
+    rank = static_rank(op.outputs[0], op, view)
+    if has_examples_last(right_side, static_rank(op.inputs[1], op, view)):
+        return _solution_by_column(op, matrix, right_side, rank)
+    solutions = by_example(op, states, view)
+    are_within_equations = is_of_batch(solutions) and solutions.axis >= rank - 2
+    return unknown(op, COUPLES_EXAMPLES) if are_within_equations else solutions
+
+
+def _solution_by_column(op: tf.Operation, matrix: State, right_side: State, rank: int) -> State:
+    """The solution where the columns of the right side belong to the examples.
+
+    Args:
+      op: the operation.
+      matrix: the state of the matrix, which has to be the same for all columns.
+      right_side: the state of the right side, with the examples along its last dimension.
+      rank: the number of dimensions of the solution.
+    """
+    if matrix.kind is not Kind.INDEPENDENT:
+        return unknown(op, COUPLES_EXAMPLES)
+    return right_side._replace(axis=rank - 1, is_constant=False).with_marks_of(matrix)
 
 
 # ---- by letters ----------------------------------------------------------------------------------

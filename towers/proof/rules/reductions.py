@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from towers.proof.rules.common import (
     COUPLES_EXAMPLES,
+    OWN_ARGUMENTS,
     any_of_kind,
     are_shared_arguments,
     has_examples_first,
@@ -34,6 +35,7 @@ from towers.proof.view import View
 _States = typing.Sequence[State]
 
 _OVER_EXAMPLES = 'is taken over the examples of the shard'
+_CHOOSES_AMONG_EXAMPLES = 'chooses among the examples of the shard'
 
 
 # ---- over the dimensions that an argument names --------------------------------------------------
@@ -209,8 +211,21 @@ def largest(op: tf.Operation, states: _States, view: View) -> State:
     if not is_of_batch(state):  # one example, or no examples: as any other function
         return elementwise(op, states, view)
     if has_examples_last(state, static_rank(op.inputs[0], op, view)):
-        return shard_statistic(op, states, view, 'chooses among the examples of the shard')
+        return shard_statistic(op, states, view, _CHOOSES_AMONG_EXAMPLES)
     has_labels = op.type.startswith('InTopK')
     if has_labels and states[1].layout != state.layout:
         return unknown(op, 'has labels that are not known to be of the same examples')
     return state._replace(is_constant=False).with_marks_of(*states)
+
+
+def drawn_classes(op: tf.Operation, states: _States, view: View) -> State:
+    """`tf.multinomial(logits [n, 4], 5)`: [n, 5], five classes that are drawn for each example by
+    the example's own logits."""
+    logits, number = states
+    if not are_shared_arguments([number]):
+        return unknown(op, OWN_ARGUMENTS)
+    if is_of_batch(logits) and has_examples_last(logits, static_rank(op.inputs[0], op, view)):
+        return unknown(op, _CHOOSES_AMONG_EXAMPLES)
+    result = logits if logits.is_by_example else not_linear(op, states, view)
+    # Two examples with equal logits draw different classes.
+    return result._replace(is_constant=False, is_random=True).with_marks_of(number)
