@@ -2,6 +2,7 @@
 
     python -m benchmarks.cluster [--seconds=5] [--rounds=3] [--workloads=small_conv,dense]
                                   [--examples=512] [--ways=towers,ring,ring@1,ring-bfloat16]
+                                  [--threads=1]
 
 Ways: `towers`, one process with 2 towers; `ring` and `ps`, 2 workers with a tower each;
 `ring-float16` and `ring-bfloat16`, whose gradients travel so; `ring@1`, with buffers of 1 MiB;
@@ -47,6 +48,7 @@ def main(argv):
                         help='some of benchmarks.workloads')
     parser.add_argument('--examples', type=int, default=0,
                         help='of a process or tower and step; 0: as many as the workload says')
+    parser.add_argument('--threads', type=int, default=1, help="for one operation's work")
     left_out = dict(_left_out())
     parser.add_argument('--ways', default=','.join(way for way in WAYS if way not in left_out),
                         help='some of ' + ', '.join(WAYS))
@@ -96,7 +98,7 @@ def run(way, options, workload):
     """What the processes of a way report, a list of dicts."""
     command = [sys.executable, '-m', 'benchmarks.cluster', '--worker=' + way,
                '--seconds=%g' % options.seconds, '--workloads=' + workload,
-               '--examples=%d' % options.examples]
+               '--examples=%d' % options.examples, '--threads=%d' % options.threads]
     if way.partition(':')[0] in _BY_HOROVOD:
         command = [HOROVODRUN, '-np', str(_processes_and_towers(way)[0])] + command
     elif way != 'towers':
@@ -141,7 +143,7 @@ def worker(options):
     peers = {'mirrored': cluster_peers.mirrored, 'horovod': cluster_peers.horovod,
              'horovod-session': cluster_peers.horovod_session}
     if way in peers:
-        peer = peers[way](model_fn, arrays, _CHUNK)
+        peer = peers[way](model_fn, arrays, _CHUNK, options.threads)
         return report(*cluster_peers.timed(*peer, options.seconds, _CHUNK), 0, batch, 0, None)
     kind, _, sync = way.partition('+')
     kind, _, buffer_mb = kind.partition('@')
@@ -161,13 +163,13 @@ def worker(options):
                                 batch_norm=sync or 'shard')
     least = 2 * 1 / 2 * sum(
         each.dtype.size * each.get_shape().num_elements() for each in built.variables)
+    config = towers.session_config(built.devices, intra_op_threads=options.threads)
     if cluster is None:
-        with tf.Session(config=towers.session_config(built.devices)) as session:
+        with tf.Session(config=config) as session:
             session.run(tf.global_variables_initializer())
             step = session.make_callable(built.train_op)
             return report(*timed(lambda: [step() for _ in range(_CHUNK)], options.seconds), batch,
                           least, 0)
-    config = towers.session_config(built.devices, intra_op_threads=1)
     signals = towers.StopTogetherHook(cluster, built)
     with towers.join(cluster, built, config) as member, member.session(
             [signals]) as session:

@@ -1,7 +1,8 @@
 """Contenders of other makers for `benchmarks.cluster`: `MultiWorkerMirroredStrategy`, Horovod.
 
-Each process has one replica, one thread for an operation's work, and the same model function. All
-processes have to make the same number of steps, so they agree on one after the warm-up.
+Each process has one replica, the same number of threads for an operation's work, and the same model
+function. All processes have to make the same number of steps, so they agree on one after the
+warm-up.
 """
 
 import time
@@ -12,13 +13,14 @@ import tensorflow.compat.v1 as tf
 RATE = 0.01
 
 
-def mirrored(model_fn, arrays, chunk):
+def mirrored(model_fn, arrays, chunk, threads):
     """`MultiWorkerMirroredStrategy` around a `tf.function`, in a process with TF2's behaviour.
 
     Args:
       model_fn: function of the batch that returns a loss; its variables come from `get_variable`.
       arrays: function without arguments that makes the batch of this process, a tuple of tensors.
       chunk: number of steps in one call.
+      threads: number of threads for one operation's work.
 
     Returns:
       `(run, mean)`: a function that makes `chunk` steps, and one that gives the mean of a float
@@ -26,7 +28,7 @@ def mirrored(model_fn, arrays, chunk):
     """
     from tensorflow.compat.v2 import Variable
     tf.enable_v2_behavior()
-    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
     distribute = tf.distribute if hasattr(tf.distribute, 'MultiWorkerMirroredStrategy') else (
         tf.distribute.experimental)
     strategy = distribute.MultiWorkerMirroredStrategy()
@@ -67,10 +69,10 @@ def mirrored(model_fn, arrays, chunk):
     return run, lambda number: float(sum_of(number)) / strategy.num_replicas_in_sync
 
 
-def horovod(model_fn, arrays, chunk):
+def horovod(model_fn, arrays, chunk, threads):
     """`hvd.DistributedOptimizer` in a plain loop; arguments and return as `mirrored`."""
     import horovod.tensorflow as hvd
-    parts = _by_horovod(hvd, model_fn, arrays)
+    parts = _by_horovod(hvd, model_fn, arrays, threads)
     start = hvd.broadcast_global_variables(0)
     session = tf.Session(config=parts.config)
     session.run(tf.global_variables_initializer())
@@ -83,11 +85,11 @@ def horovod(model_fn, arrays, chunk):
     return run, lambda value: float(session.run(parts.mean, {parts.number: value}))
 
 
-def horovod_session(model_fn, arrays, chunk):
+def horovod_session(model_fn, arrays, chunk, threads):
     """The same in the loop of Horovod's own examples: a `MonitoredTrainingSession` that counts the
     steps, with the hooks that give all processes the first weights and end the training."""
     import horovod.tensorflow as hvd
-    parts = _by_horovod(hvd, model_fn, arrays)
+    parts = _by_horovod(hvd, model_fn, arrays, threads)
     hooks = [hvd.BroadcastGlobalVariablesHook(0), tf.train.StopAtStepHook(last_step=10**9)]
     session = tf.train.MonitoredTrainingSession(config=parts.config, hooks=hooks)
 
@@ -110,16 +112,19 @@ class _ByHorovod(typing.NamedTuple):
     config: tf.ConfigProto
 
 
-def _by_horovod(hvd, model_fn, arrays):
+def _by_horovod(hvd, model_fn, arrays, threads):
     """Makes the graph of both loops: `_ByHorovod`."""
     hvd.init()
     tf.disable_v2_behavior()
+    # All sessions of a process share the threads that are made first. A saver makes them, as a
+    # `MonitoredTrainingSession` has one, and it does not know the session's config.
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
     optimizer = hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(RATE))
     train_op = optimizer.minimize(
         model_fn(*arrays()), global_step=tf.train.get_or_create_global_step())
     number = tf.placeholder(tf.float64, [])
     return _ByHorovod(train_op, number, mean=hvd.allreduce(number, op=hvd.Average),
-                      config=tf.ConfigProto(intra_op_parallelism_threads=1))
+                      config=tf.ConfigProto(intra_op_parallelism_threads=threads))
 
 
 def timed(run, mean, seconds, chunk):

@@ -40,13 +40,35 @@ def test_a_change_of_any_piece_changes_the_checksum(dtype):
         assert len(set(found)) == 6
 
 
-def test_the_pieces_of_a_table_that_rows_were_added_to_are_read_without_a_copy():
+def test_the_pieces_of_a_table_whose_rows_are_accessed_are_read_without_a_copy():
     """`ReadVariableOp` copies it; no operation of the loop reads more than a piece."""
     table = tf.get_variable('table', [64, 4], use_resource=True)
+    tf.gather(table, [1])
+    before = len(tf.get_default_graph().get_operations())
     with compat.control_flow_v1():  # the loop's operations are in the graph
         checksum(table, bytes_of_piece=128)
-    types = [op.type for op in tf.get_default_graph().get_operations() if 'table' not in op.name]
+    types = [op.type for op in tf.get_default_graph().get_operations()[before:]]
     assert 'ResourceGather' in types and 'ReadVariableOp' not in types
+
+
+@pytest.mark.parametrize('rows_are_accessed', [False, True])
+def test_a_checksum_leaves_later_reads_of_a_dense_variable_without_a_copy(rows_are_accessed):
+    """From the first gather of rows on, TensorFlow copies a resource variable when it is read, and
+    when it is updated."""
+    weights = tf.get_variable('weights', [256, 64], use_resource=True)
+    if rows_are_accessed:
+        tf.gather(weights, [1])
+    of_weights = checksum(weights, bytes_of_piece=1024)
+    update = tf.assign_add(weights, tf.ones([256, 64])).op
+    with tf.Session() as session:
+        session.run(weights.initializer)
+        session.run(of_weights)
+        metadata = tf.RunMetadata()
+        session.run(update, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE),
+                    run_metadata=metadata)
+    allocated = {node.node_name: sum(each.total_bytes for each in node.memory)
+                 for device in metadata.step_stats.dev_stats for node in device.node_stats}
+    assert allocated[update.name] == (256 * 64 * 4 if rows_are_accessed else 0)
 
 
 def test_numbers_and_rows_that_are_larger_than_a_piece_have_a_checksum():

@@ -1,9 +1,11 @@
 """The checksum of a variable's value, by which workers compare their variables.
 
-A large variable is read in pieces, each of which has a checksum. Of a resource variable that rows
-are written to in place, reading the whole makes a copy, which takes longer than the checksum. The
-value of a reference variable is the variable's memory itself, of which a piece is no copy either.
-Both kinds have the same checksum.
+The value of a large variable is cut into pieces, each of which has a checksum. Most variables are
+read as a whole: the value that TensorFlow gives is the variable's memory, and a piece of it is no
+copy. A resource variable whose rows are accessed in place is read by pieces, since TensorFlow would
+copy the whole of it, which takes longer than the checksum. Other variables are never read by
+pieces: from the first access to rows on, TensorFlow would copy them in each step. The checksum is
+the same in either way.
 """
 
 import typing
@@ -12,7 +14,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers.graph.graph_walk import bytes_of
-from towers.graph.variable_access import is_reference
+from towers.graph.variable_access import Writes, is_reference
 
 NUM_CHECKSUMS = 1 << 52  # they are compared as JSON, whose larger numbers may be inexact
 
@@ -40,7 +42,9 @@ def checksum(variable: tf.Variable, bytes_of_piece: int = _BYTES_OF_PIECE) -> tf
         return _in_range(_hashes(variable.read_value(), 1)[0])
     num_rows = variable.get_shape().as_list()[0]
     rows_of_piece = max(1, bytes_of_piece * num_rows // size)
-    if is_reference(variable):
+    is_read_by_pieces = not is_reference(variable) and Writes(
+        variable.graph).has_rows_accessed(variable.op)
+    if not is_read_by_pieces:
         hashes = _hashes_of_pieces(variable.read_value(), num_rows, rows_of_piece)
         return _in_range(tf.reduce_sum(hashes * _factors(hashes.shape.as_list()[0])))
 

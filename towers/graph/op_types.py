@@ -96,6 +96,12 @@ WRITES_ROWS = ADDS_ROWS | _with_prefixes(('', 'Resource'), (
     'ScatterUpdate', 'ScatterMul', 'ScatterDiv', 'ScatterMin', 'ScatterMax', 'ScatterNdUpdate',
     'ScatterNdMin', 'ScatterNdMax'))
 
+# Operations that access rows of a resource variable, beside those whose types begin with
+# `ResourceSparseApply`. From the first of them on, TensorFlow reads the whole variable by a copy,
+# and also copies it for each dense update.
+ACCESS_ROWS = frozenset(kind for kind in WRITES_ROWS if kind.startswith('Resource')) | {
+    'ResourceGather', 'ResourceGatherNd', 'ResourceStridedSliceAssign'}
+
 # Operations that take a variable itself, and leave it unchanged.
 LEAVE_UNCHANGED = HAND_ON | READS | {
     '_ReadVariablesOp', 'VarIsInitializedOp', 'VariableShape', 'IsVariableInitialized', 'RefSelect'}

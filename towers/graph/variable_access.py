@@ -25,7 +25,13 @@ from towers.graph.graph_walk import (
     variables_by_name,
     without_names,
 )
-from towers.graph.op_types import HAND_ON, HAND_ON_MEMORY, LEAVE_UNCHANGED, VARIABLE_OPS
+from towers.graph.op_types import (
+    ACCESS_ROWS,
+    HAND_ON,
+    HAND_ON_MEMORY,
+    LEAVE_UNCHANGED,
+    VARIABLE_OPS,
+)
 
 # Operations whose output is the value of a variable that they take: they read it, hand it on, or,
 # of a partitioned variable, join the values of its parts.
@@ -182,6 +188,12 @@ class Writes:
         """List of the operations that take a variable itself, to read or write it, without
         operations that hand it on into loops and branches."""
         return self._find_takers(variable, follows_results=False)
+
+    def has_rows_accessed(self, variable: tf.Operation) -> bool:
+        """Whether operations of the graph access rows of a resource variable: gather them, or write
+        them. Operations in functions are not looked at."""
+        return any(op.type in ACCESS_ROWS or op.type.startswith('ResourceSparseApply')
+                   for op in self.takers(variable))
 
     def takers_of_memory(self, variable: tf.Operation) -> list:
         """List of the operations that take a variable itself, and of the operations that may read
