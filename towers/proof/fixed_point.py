@@ -163,14 +163,13 @@ class _Rounds:
                 self._view.states[name] = state
                 self._last_change[name] = self._visits
 
-
     def _is_static_in_program(self, tensor: tf.Tensor, state: State) -> bool:
         """Whether a tensor has, in the program's graph, a static length along the examples of a
         batch that has no static size: then TensorFlow has inferred a shape that is wrong.
 
-        It takes the cross entropies of logits [?, 4] and labels [1, 4] for a vector of length 1,
-        and the kernel computes an entry for each example. The gradient of their mean then lacks
-        the division by the number of examples.
+        For example, its shape inference takes the cross entropies of logits [?, 4] and labels
+        [1, 4] for a vector of length 1, and the kernel computes an entry for each example. The
+        gradient of their mean then lacks the division by the number of examples.
         """
         op = self._program_ops.get(tensor.op.name)
         if op is None or state.kind is not Kind.PER_EXAMPLE or tensor.dtype == tf.variant:

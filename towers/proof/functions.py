@@ -140,8 +140,8 @@ def _loop_body(op: tf.Operation, condition: typing.Any, body: typing.Any) -> Loo
 
     The body is imported with the shapes of the values before the loop. Where a result has another
     length than its argument, this length is not static: the body is imported again, with arguments
-    for which this length is not known. The body that was imported first stays in the graph, which
-    loses no operation; no call runs it, and no rule asks for its results.
+    for which this length is not known. The body that was imported first stays in the graph, since
+    TensorFlow removes no operation from a graph; no call runs it, and no rule asks for its results.
 
     Args:
       op: the loop.

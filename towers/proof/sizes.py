@@ -86,8 +86,9 @@ def floor_quotient(one: Size, other: Size) -> _PerhapsSize:
     """The quotient of two sizes, rounded down: 800 // 64 = 12. Of sizes with n in them it is the
     exact quotient, if there is one.
 
-    The caller knows that no prime stands for a length of an input. Else a constant may have been
-    computed from such a prime, as the length of `x[:, ::2]` is, and would be another one in a run.
+    To be called only if no prime stands for a length of an input (`View.has_stand_ins`), which is
+    not checked here. Else a constant may have been computed from such a prime, as the length of
+    `x[:, ::2]` is, and would be another one in a run.
     """
     are_constants = not one.per_example and not other.per_example
     are_known = max(map(abs, one + other)) < _LEAST_FROM_LARGE_PRIME

@@ -52,9 +52,9 @@ class Row(typing.NamedTuple):
     # whether the rule has an answer for POSITION, ROW_POSITION and INDICES; if False, the results
     # of such inputs are unknown
     takes_positions: bool = False
-    # (operation, states of its inputs, view) -> the states of the results, where the inputs are
-    # sizes, or static integers, which may become lengths of a shape later. It is asked before the
-    # rule, and raises `NotKnown` where a result is no size; None where no result ever is
+    # a second function of the same arguments, which is asked before the rule: the states of the
+    # results as sizes, where all inputs are sizes, or static integers, which may become lengths of
+    # a shape later. It raises `NotKnown` where a result is no size. None: no result ever is a size
     of_sizes: typing.Optional[typing.Callable] = None
     # whether the rule has an answer for SIZES; if False, sizes are taken as numbers before the rule
     # is asked (`sizes.as_number`), unless the rule `takes_unknown`

@@ -213,8 +213,9 @@ class Transfer:
         """The state of the moments of all towers' values: they are the moments of the whole batch.
         `sync_batch_norm` alone takes them, from the moments of each shard.
 
-        They have the marks of the values. The variance of the shard is also marked with the mean of
-        the shard. The variance of the batch does not depend on that mean.
+        They have the marks of the values, and not those of the operation's input: the variance of
+        the shard is also marked with the mean of the shard, on which the variance of the batch does
+        not depend.
 
         Args:
           op: the operation that marks the moments.

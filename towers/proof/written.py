@@ -168,8 +168,8 @@ def _dependence(tensor: tf.Tensor, variable: str, view: View) -> Dependence:
 
     `v * 0.9 + mean * 0.1` is linear in v, `v + total` is a running sum, `v * v` is neither. A value
     of single examples counts as independent of v: `reduce_mean(x * v)` is a statistic of the
-    examples, and no average of v and a statistic. An unknown value counts as independent of v, as
-    no role goes by it, whatever it depends on.
+    examples, and no average of v and a statistic. An unknown value counts as independent of v, too:
+    for an unknown value no role is decided by how it depends on v.
 
     Args:
       tensor: the value.

@@ -54,6 +54,13 @@ Words for states, in all modules:
                     same on every tower, and n is a sum over the examples (`sizes.as_numbers`)
     argument        an input that says what to do, such as an axis or a shape
 
+Questions whose names are alike, and what they ask:
+
+    are_shared_arguments(states)    no entries or positions of single examples; a mean, or n, passes
+    is_same_on_towers(state)        INDEPENDENT or constant sizes, whatever the marks
+    state.is_alike_on_towers        INDEPENDENT, and no mark
+    written.is_shared(state)        INDEPENDENT and no mark; or constant sizes
+
 A mark on a state is the name of a statistic of the shard on which the value depends, but not
 linearly (`State.shard_statistics`). No loss with a mark is proven. These add marks:
 

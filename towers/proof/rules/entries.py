@@ -210,8 +210,8 @@ def _layouts_from_end(op: tf.Operation, states: _States, view: View) -> typing.S
 
 
 def of_equal_lengths(layouts: typing.Set[Layout]) -> typing.Set[Layout]:
-    """The layouts of tensors, after the tensors are known to have equal lengths along the examples,
-    since an operation demands it.
+    """The layouts of tensors that an operation takes together, and that therefore have equal
+    lengths along the examples: else TensorFlow refuses the step.
 
     Let x [n L] have L entries of each example, where the length L is not static. In the layout of x
     `inner` is a large prime that stands for L (`stand_ins`). The sum of x and y [n 8] demands that

@@ -61,8 +61,8 @@ def gather(op: tf.Operation, states: _States, view: View) -> State:
     """`tf.gather(table [20, 4], x [n])`: [n, 4], a row of the table for each example; or
     `tf.gather(x [n, 4], [2, 0], axis=1)`: [n, 2], two columns of each example.
 
-    If the indices are UNKNOWN, the operations that compute them may tell the result: therefore the
-    row of the table `takes_unknown`.
+    If the indices are UNKNOWN, the operations that compute them may tell the result: therefore this
+    rule's row in `TABLE` has the flag `takes_unknown`.
     """
     indices = states[1]
     if indices.kind is Kind.UNKNOWN:

@@ -214,6 +214,7 @@ def _is_lookup_of(which: tf.Tensor, gather: tf.Operation, view: View) -> bool:
     different = which.op.outputs[0]
     return same_numbers_behind(gather.inputs[1]).name == different.name
 
+
 def _has_row_of_each(selection: str, view: View) -> bool:
     """Whether a selection is known to have at least one row of each example."""
     is_operation = view.has_operation(selection)  # else it is an input of the batch, named `x:0`

@@ -80,7 +80,8 @@ def computes_entries(rule: typing.Callable) -> typing.Callable:
 def _arguments(op: tf.Operation, state: State, arguments: _States,
                view: View) -> typing.Sequence[State]:
     """The states of the arguments of an operation. Only the new shape of a reshape of the batch,
-    such as (n, 4), and the limits of a slice of the batch stay SIZES; their rules look for n.
+    such as (n, 4), and the limits in the brackets of a slice of the batch, `x[:n]`, stay SIZES;
+    their rules look for n. (The limits of a `tf.slice` do not.)
 
     In any other argument, n would put the entries at other places on each tower. There `as_numbers`
     converts n to a sum over the examples, and the caller refuses an argument that is a sum.

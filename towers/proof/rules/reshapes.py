@@ -164,9 +164,9 @@ def _places_of_stride(stride: int, lengths: typing.List[int],
 
 
 def has_examples_at(axis: int, shape: tf.Tensor, view: View) -> bool:
-    """Whether no dimension of a shape but this one depends on the number of examples, and this one,
-    if it depends on the number, is a multiple of it. A length of -1 does not depend on it. A shape
-    such as (n, n) for x [n, 4] fits batches of one size, 4, alone.
+    """Whether a shape may have the examples along a dimension: the length of this dimension is a
+    multiple of the number of examples n, or does not depend on n, as -1; and no other length
+    depends on n. A shape such as (n, n) for x [n, 4] fits batches of one size, 4, alone.
 
     If the numbers are not known as sizes, the answer is True: either they do not depend on n, or
     they depend on n in another way than sizes do. In the second case they have a mark

@@ -175,8 +175,8 @@ def strided_slice(op: tf.Operation, states: _States, view: View) -> Results:
 
     The column `[:, 0]` of index vectors [rows, 2] has the positions of examples. In the iteration
     e of a loop over the examples, `x[e]` is one example. The limits of this slice are
-    `tf.stack([e, …])` and `tf.stack([e + 1, …])`, whose state is UNKNOWN. Therefore the row of the
-    table `takes_unknown`, and this rule checks for UNKNOWN inputs itself.
+    `tf.stack([e, …])` and `tf.stack([e + 1, …])`, whose state is UNKNOWN. Therefore this rule's row
+    in `TABLE` has the flag `takes_unknown`, and the rule checks for UNKNOWN inputs itself.
     """
     if _is_at_counter(op, states[0], view):
         return ONE_EXAMPLE.with_marks_of(*states)
