@@ -49,7 +49,7 @@ def test_the_whole_text(monkeypatch):
                    static size of a shard, and no other constant was computed from it (with a batch
                    [None, ...] this condition falls away), but for 1 batch norm of each tower's
                    shard (batch_norm='sync' takes the statistics of the whole batch): the loss is a
-                   mean over the examples (43 operations)
+                   mean over the examples, and the update takes 2 times its gradient (43 operations)
   regularization   1 registered loss added, counted once
   batch norm       2 update ops of tower 0 ride on the train op
   updated by       all towers together: 5 trained; tower 0 alone: 2 averages and counters
@@ -255,6 +255,18 @@ def test_whether_shards_are_added_up_where_the_loss_is_a_sum(options, text):
     """The machines of a ring have batches of one size, if that is static, and not `uneven`."""
     line = plan_of(sum_of_squares, optimizer=sgd, **options).line('one device')
     assert text in line
+
+
+@pytest.mark.parametrize('options, end', [
+    (dict(reduction='mean'), ''),
+    (dict(), ', and the update takes 2 times its gradient'),
+    (dict(cluster=ring()), ', and the update takes 4 times its gradient; the batch is that of all '
+     'machines'),
+    (dict(reduction='mean', remainder='drop'), '; a remainder of the batch is left out')])
+def test_what_a_proven_step_does_other_than_one_device(options, end):
+    line = plan_of(linear, optimizer=sgd, **options).line('one device')
+    unused_condition, text = line.split(': the loss is a mean over the examples')
+    assert re.sub(r' \(\d+ operations\)', '', text) == end
 
 
 def test_evaluation_has_no_lines_of_training():

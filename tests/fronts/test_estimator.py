@@ -183,6 +183,26 @@ def test_plan_and_audit_know_the_optimizers_of_the_model_function():
 
 
 @needs_estimator
+@pytest.mark.parametrize('size, loss, text', [
+    (None, tf.reduce_mean, 'not proven: the loss is a mean over the examples, and the towers add up '
+     'the means of shards of different sizes; pass tf.losses.Reduction.MEAN, or return the sum over '
+     'the examples'),
+    (4, tf.reduce_mean, 'the update takes 2 times its gradient'),
+    (None, tf.reduce_sum, 'proven: the loss is a sum over the examples, and the towers add up')])
+def test_of_added_losses_sums_alone_are_proven_for_shards_of_different_sizes(size, loss, text):
+    def one_weight(features, labels, mode):
+        mean_or_sum = loss(tf.get_variable('w', []) * features['x'])
+        return tf.estimator.EstimatorSpec(mode, loss=mean_or_sum, train_op=TowerOptimizer(
+            tf.train.GradientDescentOptimizer(.5)).minimize(mean_or_sum))
+    lines = []
+    replicate_model_fn(
+        one_weight, tf.losses.Reduction.SUM, TWO,
+        on_built=lambda mode, built: lines.append(built.plan.line('one device')))(
+            {'x': tf.placeholder(tf.float32, [size])}, None, TRAIN)
+    assert text in lines[0]
+
+
+@needs_estimator
 def test_another_call_has_scopes_of_its_own(graph):
     build = replicate_model_fn(model_fn, devices=TWO)
     with tf.variable_scope('', reuse=tf.AUTO_REUSE):

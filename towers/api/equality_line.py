@@ -70,7 +70,7 @@ def equality_line(tower_set: TowerSet, update: Update) -> typing.Optional[str]:
         if has_names:
             text = '%s: %s' % (name_of_loss, text)
         texts.append(text)
-    return '; '.join(texts) + _whose_batch(tower_set.request)
+    return '; '.join(texts) + _which_examples(tower_set.request)
 
 
 def names_initialized_from_shard(variables: typing.Iterable[tf.Variable],
@@ -206,7 +206,19 @@ def _question(tower_set: TowerSet) -> Question:
     else:
         part_name = 'micro-batch'
     return Question(adds_shards=_adds_shards(tower_set),
-                    static_size=static_size(tower_set.batch.inputs[0]), part_name=part_name)
+                    static_size=static_size(tower_set.batch.inputs[0]), part_name=part_name,
+                    gradient_factor=_gradient_factor(tower_set))
+
+
+def _gradient_factor(tower_set: TowerSet) -> typing.Optional[int]:
+    """By what the gradient of a loss that is a mean over the examples is multiplied: 1, or with
+    'sum' the number of towers; None where shards of different sizes count alike."""
+    request = tower_set.request
+    if request.training.reduction == 'mean':
+        return 1
+    if losses_are_sums(request) and not tower_set.batch.is_even:
+        return None
+    return request.towers_of_update
 
 
 def _adds_shards(tower_set: TowerSet) -> bool:
@@ -362,15 +374,19 @@ def _with_role(role: str, writers: Writers, roles: Roles) -> Writers:
         (name, writers[name]) for name in roles.names(role) if name in writers)
 
 
-def _whose_batch(request: Request) -> str:
-    """The end of the line: whether the batch is the batch of all machines, or, where each worker
-    steps by itself, the worker's own; empty without a cluster."""
+def _which_examples(request: Request) -> str:
+    """The end of the line: whether a remainder of the batch is left out; and in a cluster, whether
+    the batch is the batch of all machines, or, where each worker steps by itself, the worker's
+    own."""
+    text = ''
+    if request.split.remainder == 'drop':
+        text = '; a remainder of the batch is left out'
     if request.cluster is None:
-        return ''
+        return text
     steps_alone = request.has_whole_batch  # this worker has all examples of its step
     if steps_alone:
-        return "; the batch is one worker's own"
-    return '; the batch is that of all machines'
+        return text + "; the batch is one worker's own"
+    return text + '; the batch is that of all machines'
 
 
 def losses_are_sums(request: Request) -> bool:

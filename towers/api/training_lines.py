@@ -40,18 +40,11 @@ def lines_of_training(tower_set: TowerSet, update: Update) -> Lines:
         ('one device', equality_line(tower_set, update))]
 
 
-def _num_towers_of_update(request: Request) -> int:
-    """How many towers, on all machines, give gradients to one update."""
-    if request.cluster is None:
-        return len(request.devices)
-    return len(request.devices) * request.cluster.workers_a_step
-
-
 def _reduction(request: Request) -> str:
     """The text after `reduction`: of which loss the combined gradient is the gradient."""
     reduction = request.training.reduction
     cluster = request.cluster
-    num_towers = _num_towers_of_update(request)
+    num_towers = request.towers_of_update
     if num_towers == 1:
         return '%s (of one tower: its own gradient)' % reduction
     if losses_are_sums(request):
@@ -103,7 +96,7 @@ def _learning_rates(request: Request) -> str:
     # rate. For an Estimator 'sum' adds up the towers' losses as they are.
     is_times_towers = request.training.reduction == 'sum' and not losses_are_sums(request)
     if is_times_towers:
-        factor = _num_towers_of_update(request)
+        factor = request.towers_of_update
     texts = []
     for name, optimizer in _named_optimizers(request.training.objectives):
         text = describe_learning_rate(optimizer, factor)

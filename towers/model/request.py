@@ -50,6 +50,14 @@ class Request(typing.NamedTuple):
         return 1. if self.training.reduction == 'mean' else float(len(self.devices))
 
     @property
+    def towers_of_update(self) -> int:
+        """How many towers, on all machines, give gradients to one update."""
+        num_towers = len(self.devices)
+        if self.cluster is not None:
+            num_towers *= self.cluster.workers_a_step
+        return num_towers
+
+    @property
     def num_parts_of_call(self) -> int:
         """The number of parts of the batch that are made from one call of the model function."""
         if self.call.copies == 'clone':

@@ -17,6 +17,9 @@ class Question(typing.NamedTuple):
     adds_shards: bool  # whether the losses of the shards are added up, each with the weight 1
     static_size: typing.Optional[int]  # the static number of examples of a shard
     part_name: str  # the name of a part of the batch: 'tower', 'micro-batch', 'machine'
+    # By what the gradient of a loss that is a mean over the examples is multiplied: 1, or the
+    # number of towers; None where shards of different sizes count alike.
+    gradient_factor: typing.Optional[int] = 1
     # Of the variables that the loss reads, the writers
     # of those that tower 0 writes for all towers;
     writers_by_tower_0: Writers = NO_WRITERS

@@ -197,10 +197,13 @@ def _unknown_before(losses: typing.List[tf.Tensor], analysis: Analysis) -> typin
 def _proven_kind(state: State, question: Question) -> typing.Optional[str]:
     """What the loss is, in words, if a loss of this kind is the same on towers as on one device;
     else None."""
-    if state.kind is Kind.MEAN:
-        return 'the loss is a mean over the examples'
-    if state.kind is Kind.INDEPENDENT:
-        return 'each tower computes the loss of the whole batch'
+    text_of_kind = {Kind.MEAN: 'the loss is a mean over the examples',
+                    Kind.INDEPENDENT: 'each tower computes the loss of the whole batch'}
+    text = text_of_kind.get(state.kind)
+    if text is not None and question.gradient_factor is not None:
+        if question.gradient_factor > 1:
+            text += ', and the update takes %d times its gradient' % question.gradient_factor
+        return text
     if state.kind is Kind.SUM and not state.has_offset and question.adds_shards:
         return ('the loss is a sum over the examples, and the towers add up (built.loss is the '
                 'mean of their sums)')
@@ -228,6 +231,10 @@ def _sentence_about_kind(state: State, other_divisors: typing.Sequence[str],
       other_divisors: names of divisors any of which may be the size of a shard.
       question: what the build does to the losses.
     """
+    if state.kind is Kind.MEAN:
+        return ('the loss is a mean over the examples, and the towers add up the means of shards '
+                'of different sizes; pass tf.losses.Reduction.MEAN, or return the sum over the '
+                'examples')
     if state.kind is not Kind.SUM:
         return 'the loss is %s; %s' % (state.kind.value, _VALUES_OF_ALL_TOWERS)
     if question.adds_shards:  # a sum without another term would be proven: see `_proven_kind`
