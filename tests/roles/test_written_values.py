@@ -97,6 +97,20 @@ def test_a_tower_without_an_example_writes_no_rows(scatter, is_resource):
     assert_one_device(model_fn, np.array([3, 3]), 3, is_resource, features=X[:2])
 
 
+def two_rows_of_each(join):
+    """The second row of an example is the first one of the example after the next."""
+    def write(centers, rows, features, difference):
+        indices = join([rows, (rows + 2) % 12])
+        values = join([features + 0. * difference, 2. * features])  # after the read
+        return tf.scatter_update(centers, indices, values)
+    return write
+
+
+def test_rows_of_an_example_that_are_next_to_each_other_are_set_as_on_one_device():
+    model_fn = model(two_rows_of_each(lambda parts: tf.stack(parts, 1)))
+    assert_one_device(model_fn, OWN_ROWS, 3)
+
+
 def counted_in(shard_or_batch):
     """The usual center loss: a row moves the less, the more examples of its class there are."""
     def write(centers, rows, unused_features, difference):
@@ -504,7 +518,7 @@ def at_a_counted_place(centers, rows, features, unused_difference):
         return tf.assign_add(place, 1)
 
 
-@pytest.mark.parametrize('write, text', first_fast(7, [
+@pytest.mark.parametrize('write, text', first_fast(9, [
     (lambda centers, rows, features, _: tf.assign(centers, tf.reduce_max(features) * tf.ones_like(
         centers)), 'writes variable centers .* by its examples, and no moving average of them'),
     (lambda centers, rows, features, _: tf.assign(centers, tf.clip_by_value(
@@ -516,6 +530,8 @@ def at_a_counted_place(centers, rows, features, unused_difference):
     (by_unique, 'writes variable centers .*UniqueWithCounts'),
     (lambda centers, rows, features, _: tf.scatter_add(
         centers, rows, features - tf.reduce_mean(features, 0)), 'computed across the examples'),
+    (two_rows_of_each(tf.stack), 'in another order than that of the examples'),
+    (two_rows_of_each(lambda parts: tf.concat(parts, 0)), 'put the examples first in its indices'),
     (at_a_counted_place, 'computes with the positions of the examples'),
     (lambda centers, rows, features, _: tf.assign(centers, centers * tf.reduce_mean(features)),
      'no moving average'),

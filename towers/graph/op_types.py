@@ -96,6 +96,9 @@ WRITES_ROWS = ADDS_ROWS | _with_prefixes(('', 'Resource'), (
     'ScatterUpdate', 'ScatterMul', 'ScatterDiv', 'ScatterMin', 'ScatterMax', 'ScatterNdUpdate',
     'ScatterNdMin', 'ScatterNdMax'))
 
+# Of these, the operations that set rows: where a row is set twice, the last value stays.
+SETS_ROWS = _with_prefixes(('', 'Resource'), ('ScatterUpdate', 'ScatterNdUpdate'))
+
 # Operations that access rows of a resource variable, beside those whose types begin with
 # `ResourceSparseApply`. From the first of them on, TensorFlow reads the whole variable by a copy,
 # and also copies it for each dense update.

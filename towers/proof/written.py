@@ -3,8 +3,9 @@
 `roles.written_values` decides by this who has to write a variable: a moving average, say, is linear
 in the value that the variable had before.
 
-Words of other modules used here: `SETS`, `ADDS`, `ADDS_ROWS`, `WRITES_ROWS`: the types of the
-operations that set a variable, add to it, add to rows of it, or write rows of it in any way;
+Words of other modules used here: `SETS`, `ADDS`, `SETS_ROWS`, `ADDS_ROWS`, `WRITES_ROWS`: the
+types of the operations that set a variable, add to it, set rows of it, add to rows of it, or write
+rows of it in any way;
 `QUOTIENTS`: those that divide their first input by the second; `Writes.written_by`: the variables
 that any operation may write; `bodies.branch_results`: the results of the functions that a call may
 run.
@@ -21,6 +22,7 @@ from towers.graph.op_types import (
     ADDS_ROWS,
     QUOTIENTS,
     SETS,
+    SETS_ROWS,
     WRITES_ROWS,
     is_fused_batch_norm,
 )
@@ -68,6 +70,11 @@ class Written(typing.NamedTuple):
     def sets(self) -> bool:
         """Whether the variable is set, not added to."""
         return self.type in SETS
+
+    @property
+    def sets_rows(self) -> bool:
+        """Whether rows of the variable are set: of a row that is set twice the last value stays."""
+        return self.type in SETS_ROWS
 
     @property
     def adds(self) -> bool:

@@ -249,6 +249,8 @@ class _Judge:
         # `scatter_add(v, ids, 1)` writes the same value for each example.
         has_value_for_each = value.is_by_example or has_same_values
         if has_value_for_each and indices.is_by_example:
+            if written.sets_rows and value.is_by_example and not _is_in_order_of_examples(indices):
+                return _Verdict(_Writer.NONE, _sets_in_other_order(written.variable, op))
             return _ROWS
         return _refused(written, op, 'the rows are %s, at places that are %s' % (
             value.kind.value, indices.kind.value))
@@ -457,6 +459,26 @@ def _refused(written: Written, op: tf.Operation, why: str) -> _Verdict:
         "it from what does not depend on the examples; or pass update_ops='all' to have every "
         'tower write, one after the other, as in a loop over devices.' % (
             written.variable, op.name, why)))
+
+
+def _is_in_order_of_examples(rows: State) -> bool:
+    """Whether rows, one after the other as a kernel writes them, are in the order of the examples:
+    all rows of an example come before the first row of the next example. Towers that write their
+    rows in turn keep this order alone."""
+    return rows.axis == 0 and rows.outer == 1
+
+
+def _sets_in_other_order(variable: str, op: tf.Operation) -> str:
+    """The text of the error for rows that are set in another order than that of the examples.
+
+    Args:
+      variable: name of the variable.
+      op: the operation of the program that sets the rows.
+    """
+    return ('the model function sets rows of variable %s (operation %s) in another order than that '
+            'of the examples, so that of a row that is set twice towers would keep another value '
+            'than one device: put the examples first in its indices, [n, ...] in the place of '
+            '[k, n] (tf.stack(..., axis=1), tf.transpose).' % (variable, op.name))
 
 
 def _holds_size(variable: str, op: tf.Operation, size: int) -> str:
