@@ -106,6 +106,13 @@ def two_rows_of_each(join):
     return write
 
 
+def selected_in_two_rounds(centers, rows, features, unused_difference):
+    chosen = tf.concat([rows > 2, rows > 0], 0)
+    indices, values = [tf.boolean_mask(tf.concat(2 * [each], 0), chosen)
+                       for each in (rows, features)]
+    return tf.scatter_update(centers, indices, values)
+
+
 def test_rows_of_an_example_that_are_next_to_each_other_are_set_as_on_one_device():
     model_fn = model(two_rows_of_each(lambda parts: tf.stack(parts, 1)))
     assert_one_device(model_fn, OWN_ROWS, 3)
@@ -518,7 +525,7 @@ def at_a_counted_place(centers, rows, features, unused_difference):
         return tf.assign_add(place, 1)
 
 
-@pytest.mark.parametrize('write, text', first_fast(9, [
+@pytest.mark.parametrize('write, text', first_fast(10, [
     (lambda centers, rows, features, _: tf.assign(centers, tf.reduce_max(features) * tf.ones_like(
         centers)), 'writes variable centers .* by its examples, and no moving average of them'),
     (lambda centers, rows, features, _: tf.assign(centers, tf.clip_by_value(
@@ -532,6 +539,7 @@ def at_a_counted_place(centers, rows, features, unused_difference):
         centers, rows, features - tf.reduce_mean(features, 0)), 'computed across the examples'),
     (two_rows_of_each(tf.stack), 'in another order than that of the examples'),
     (two_rows_of_each(lambda parts: tf.concat(parts, 0)), 'put the examples first in its indices'),
+    (selected_in_two_rounds, 'put the examples first in its indices'),
     (at_a_counted_place, 'computes with the positions of the examples'),
     (lambda centers, rows, features, _: tf.assign(centers, centers * tf.reduce_mean(features)),
      'no moving average'),

@@ -183,31 +183,13 @@ class Transfer:
         if kind == 'moments':
             return self._moments_over_towers(op, is_random=state.is_random)
         is_of_whole_batch = _IS_OF_WHOLE_BATCH[kind]
-        are_rows_in_order = state.kind is not Kind.ROWS or self._is_of_one_round(state.selection)
+        are_rows_in_order = state.kind is not Kind.ROWS or self._view.is_of_one_round(
+            state.selection)
         if is_of_whole_batch(state) and are_rows_in_order:
             return INDEPENDENT.with_marks_of(state)
         self._view.note(
             op.name, op, 'takes a %s over the towers of %s' % (kind, state.kind.value))
         return INDEPENDENT.with_shard_statistics(state.shard_statistics | {op.name})
-
-    def _is_of_one_round(self, selection: str) -> bool:
-        """Whether a selection chose its rows of one round of all examples. Rows of two rounds, as
-        of `tf.concat([x, x], 0)`, are in another order on towers: first both rounds of shard 0,
-        then both of shard 1.
-
-        Args:
-          selection: `State.selection` of the rows.
-        """
-        while self._view.has_operation(selection):  # else it is an input of the batch
-            op = self._view.graph.get_operation_by_name(selection)
-            positions = self._view.state(op.outputs[0])
-            if positions.kind is not Kind.ROW_POSITION:
-                return positions.outer == 1
-            # The operation chose among the rows of an earlier selection, by a mask with an entry
-            # for each of these rows.
-            mask = self._view.state(op.inputs[0])
-            selection = mask.selection
-        return True
 
     def _moments_over_towers(self, op: tf.Operation, is_random: bool) -> State:
         """The state of the moments of all towers' values: they are the moments of the whole batch.

@@ -315,6 +315,32 @@ class View:
         """Whether the scratch graph has an operation of this name of the program."""
         return name in self._operation_names
 
+    def is_in_order_of_examples(self, state: State) -> bool:
+        """Whether a tensor with rows of single examples has them in the order of the examples: all
+        rows of an example come before the first row of the next example. The rows of all towers,
+        tower by tower, are in this order alone."""
+        is_in_one_round = state.outer == 1 and self.is_of_one_round(state.selection)
+        return state.is_by_example and state.axis == 0 and is_in_one_round
+
+    def is_of_one_round(self, selection: str) -> bool:
+        """Whether a selection chose its rows of one round of all examples. Rows of two rounds, as
+        of `tf.concat([x, x], 0)`, are in another order on towers: first both rounds of shard 0,
+        then both of shard 1.
+
+        Args:
+          selection: `State.selection` of the rows.
+        """
+        while self.has_operation(selection):  # else it is an input of the batch
+            op = self.graph.get_operation_by_name(selection)
+            positions = self.state(op.outputs[0])
+            if positions.kind is not Kind.ROW_POSITION:
+                return positions.outer == 1
+            # The operation chose among the rows of an earlier selection, by a mask with an entry
+            # for each of these rows.
+            mask = self.state(op.inputs[0])
+            selection = mask.selection
+        return True
+
     def merges_of_frame(self, frame: str) -> typing.List[tf.Operation]:
         """The `Merge`s of a loop of control flow v1, at which its iterations begin."""
         return self._merges.get(frame, [])

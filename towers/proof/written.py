@@ -52,6 +52,8 @@ class Written(typing.NamedTuple):
     value: State
     # the state of the indices of the rows that are written; None if the whole variable is written
     indices: typing.Optional[State]
+    # whether rows are written in the order of the examples; False if the whole variable is written
+    is_in_order: bool
     # how the value depends on the variable's value before
     dependence: Dependence
     # whether the value is a single number
@@ -97,8 +99,10 @@ def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:
     if variable is None:  # a `tf.raw_ops.TemporaryVariable`, or a handle from elsewhere
         return None
     indices = None
+    is_in_order = False
     if is_of_rows:
         indices = view.state(op.inputs[1])
+        is_in_order = view.is_in_order_of_examples(indices)
         value = op.inputs[2]
         dependence = Dependence.NONE  # who has to write rows is decided without it
     else:
@@ -107,7 +111,7 @@ def written_by(op: tf.Operation, view: View) -> typing.Optional[Written]:
     return Written(
         operation=op.name, type=op.type, variable=variable.name,
         value=_in_its_branch(op, view.state(value), view), indices=indices,
-        dependence=dependence, is_scalar=view.rank(value) == 0,
+        is_in_order=is_in_order, dependence=dependence, is_scalar=view.rank(value) == 0,
         constant=_static_scalar(value, view))
 
 
@@ -142,7 +146,7 @@ def written_otherwise(op: tf.Operation, view: View, finder: Writes) -> typing.Li
     for variable in variables:
         writes.append(Written(
             operation=op.name, type=op.type, variable=variable, value=value, indices=None,
-            dependence=Dependence.NONE, is_scalar=False, constant=None))
+            is_in_order=False, dependence=Dependence.NONE, is_scalar=False, constant=None))
     return writes
 
 

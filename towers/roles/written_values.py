@@ -249,7 +249,9 @@ class _Judge:
         # `scatter_add(v, ids, 1)` writes the same value for each example.
         has_value_for_each = value.is_by_example or has_same_values
         if has_value_for_each and indices.is_by_example:
-            if written.sets_rows and value.is_by_example and not _is_in_order_of_examples(indices):
+            # Where every example sets the same value, its order does not matter.
+            needs_order = written.sets_rows and value.is_by_example
+            if needs_order and not written.is_in_order:
                 return _Verdict(_Writer.NONE, _sets_in_other_order(written.variable, op))
             return _ROWS
         return _refused(written, op, 'the rows are %s, at places that are %s' % (
@@ -459,13 +461,6 @@ def _refused(written: Written, op: tf.Operation, why: str) -> _Verdict:
         "it from what does not depend on the examples; or pass update_ops='all' to have every "
         'tower write, one after the other, as in a loop over devices.' % (
             written.variable, op.name, why)))
-
-
-def _is_in_order_of_examples(rows: State) -> bool:
-    """Whether rows, one after the other as a kernel writes them, are in the order of the examples:
-    all rows of an example come before the first row of the next example. Towers that write their
-    rows in turn keep this order alone."""
-    return rows.axis == 0 and rows.outer == 1
 
 
 def _sets_in_other_order(variable: str, op: tf.Operation) -> str:
