@@ -32,7 +32,9 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
       allow_growth: let GPU memory grow with use instead of taking all of it at the start.
       intra_op_threads: threads of one op. None: `OMP_NUM_THREADS` where it is set; else, for
         two or more CPU towers, the cores divided among them (at least 1), since towers already
-        run side by side; else TF's own choice (0).
+        run side by side; else TF's own choice (0). All sessions of a process have the threads
+        that are made first: on TF 2 a sharded saver makes them, as of a `MonitoredTrainingSession`,
+        by `tf.config.threading`.
       inter_op_threads: ops that may run at once. None: TF's own choice (0).
       memory_fraction: the most of each GPU's memory that the process takes, above 0 and up to 1
         (`per_process_gpu_memory_fraction`). None: all of it.
