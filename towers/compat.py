@@ -995,6 +995,23 @@ def control_flow_v1():
 
 # ---- Sessions, checkpoints, determinism, profiles ------------------------------------------------
 
+def threads_made() -> typing.Optional[int]:
+    """The number of the intra-op threads that all sessions of this process share, 0 for one a core;
+    None where TensorFlow has not made them yet, so that the first session's config decides.
+
+    TensorFlow 2 makes them with the context of eager operations, which graph programs need as well:
+    for the functions of a `tf.data` input, and for a sharded saver. 1.15 makes them with the first
+    session.
+    """
+    if TF_VERSION < (2, 0):
+        return None
+    from tensorflow.python.eager import context
+    eager_context = context.context_safe()
+    if eager_context is None or not eager_context._initialized:
+        return None
+    return tf.config.threading.get_intra_op_parallelism_threads()
+
+
 def switch_off_graph_dialect(rewrites: typing.Any):
     """Switches off the passes by which TensorFlow 2 translates a graph to MLIR and back, in the
     `RewriterConfig` of a session.

@@ -168,10 +168,20 @@ def enter_graph_mode() -> None:
     # A record that is no tf.Example gives this warning; the error that follows says more.
     warnings.filterwarnings('ignore', 'Unexpected end-group tag', RuntimeWarning)
     tf.disable_v2_behavior()
+    threads = towers.session_config(
+        FLAGS.devices or FLAGS.num_towers,
+        intra_op_threads=_intra_op_threads()).intra_op_parallelism_threads
+    # All sessions share the threads that are made first, on TensorFlow 2 by the input.
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
     if FLAGS.deterministic:
         compat.enable_determinism()
     tf.enable_resource_variables()
     towers.mend_slim()
+
+
+def _intra_op_threads() -> typing.Optional[int]:
+    """The threads of one operation; None leaves their number to `towers.session_config`."""
+    return None if FLAGS.intra_op_threads == -1 else FLAGS.intra_op_threads
 
 
 def memory_of_tower() -> towers.Memory:
@@ -197,12 +207,9 @@ def session_config(built: towers.BuiltTowers) -> tf.ConfigProto:
     Returns:
       A `tf.ConfigProto` with the devices, threads and memory of the flags.
     """
-    intra_op_threads = None
-    if FLAGS.intra_op_threads != -1:  # -1 leaves the number to `towers.session_config`
-        intra_op_threads = FLAGS.intra_op_threads
     config = towers.session_config(
         built.devices, allow_growth=FLAGS.allow_growth,
-        memory_fraction=FLAGS.memory_fraction or None, intra_op_threads=intra_op_threads,
+        memory_fraction=FLAGS.memory_fraction or None, intra_op_threads=_intra_op_threads(),
         inter_op_threads=FLAGS.inter_op_threads)
     return towers.use_precision(config, built.precision, built.devices)
 

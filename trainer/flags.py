@@ -230,7 +230,7 @@ OPTIONS = _group(
     ('memory_fraction', 0., (0, 1), ONCE, "Most of each GPU's memory that is taken, 0 for all"),
     ('allow_growth', True, None, ONCE, 'Take memory of a GPU as it is needed, not all at once'),
     ('intra_op_threads', -1, (-1, MOST_TOWERS), ONCE, 'Threads of one operation; 0 as TensorFlow '
-     'chooses; -1 for OMP_NUM_THREADS, or the cores divided among CPU towers'),
+     'chooses; -1 for OMP_NUM_THREADS, or 1 for as many CPU towers as cores'),
     ('inter_op_threads', 0, (0, MOST_TOWERS), ONCE, 'Operations that run at once on CPUs, 0 as '
      'TensorFlow chooses'),
     ('diagnose_seconds', 5., (0.1, 3600), ONCE, 'Seconds of each measurement of '

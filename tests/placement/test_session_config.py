@@ -37,10 +37,10 @@ def test_devices_of_another_kind_need_no_virtual_cpus():
 
 
 @pytest.mark.parametrize('variable, given, count, threads', [
-    (None, None, 1, 0), (None, None, 2, 4), (None, None, 16, 1), ('3', None, 2, 3),
-    ('0', None, 2, 4), ('many', None, 2, 4), ('3', 7, 2, 7), ('3', 0, 2, 0)])
+    (None, None, 1, 0), (None, None, 2, 0), (None, None, 8, 1), (None, None, 16, 1),
+    ('3', None, 2, 3), ('0', None, 8, 1), ('many', None, 8, 1), ('3', 7, 2, 7), ('3', 0, 8, 0)])
 def test_threads_of_one_operation(monkeypatch, variable, given, count, threads):
-    """As given, as OMP_NUM_THREADS says, or the cores divided among CPU towers."""
+    """As given, as OMP_NUM_THREADS says, or one where each of 8 cores has a CPU tower."""
     monkeypatch.setattr(os, 'cpu_count', lambda: 8)
     if variable is not None:
         monkeypatch.setenv('OMP_NUM_THREADS', variable)

@@ -83,6 +83,26 @@ def test_a_write_of_the_forward_pass_is_refused(update_ops, kind_of_variables): 
         build('inline', update_ops=update_ops)
 
 
+@pytest.mark.parametrize('write', [
+    lambda weights, features: tf.assign_add(weights, tf.reduce_sum(features, 0)[:, None]),
+    lambda weights, features: tf.scatter_add(
+        weights, tf.cast(features[:, 0] > 0., tf.int32), features[:, :1])])
+def test_a_trained_variable_that_every_tower_writes_has_no_replicas(write):
+    """Each tower would add its examples to its own replica alone."""
+    def model(features):
+        weights = tf.get_variable('w', [6, 1], tf.float64)
+        loss = tf.reduce_mean(tf.matmul(features, weights))
+        with tf.control_dependencies([loss]):
+            return towers.ModelOutput(loss, updates=[write(weights, features)])
+    batch = tf.placeholder(tf.float64, [None, 6])
+    shared = towers.build_towers(model, (batch,), sgd(), 2)
+    assert 'every tower, one after the other: 1' in shared.plan.line('updated by')
+    with tf.Graph().as_default(), pytest.raises(
+            towers.SharedVariableError, match='every tower writes the trainable variable w in turn'):
+        towers.build_towers(model, (tf.placeholder(tf.float64, [None, 6]),), sgd(), 2,
+                            variables=towers.VariablePlacement('replicated'))
+
+
 # ---- optimizers that are not TensorFlow's own: the model's variables are updated, and sent -------
 
 class Changed(tf.train.MomentumOptimizer):

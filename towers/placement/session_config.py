@@ -30,11 +30,11 @@ def session_config(devices: typing.Union[None, int, str, typing.Sequence] = None
     Args:
       devices: the argument of `build_towers`; or the `devices` of the towers that it returned.
       allow_growth: let GPU memory grow with use instead of taking all of it at the start.
-      intra_op_threads: threads of one op. None: `OMP_NUM_THREADS` where it is set; else, for
-        two or more CPU towers, the cores divided among them (at least 1), since towers already
-        run side by side; else TF's own choice (0). All sessions of a process have the threads
-        that are made first: on TF 2 a sharded saver makes them, as of a `MonitoredTrainingSession`,
-        by `tf.config.threading`.
+      intra_op_threads: threads of one op. None: `OMP_NUM_THREADS` where it is set; else 1 for at
+        least as many CPU towers as cores, which run side by side; else TF's own choice (0). All
+        sessions of a process share the threads that are made first. On TF 2 a `tf.data` input with
+        functions makes them, or a sharded saver, as of a `MonitoredTrainingSession`: then set
+        `tf.config.threading` at the beginning of the program. The plan says if they are made.
       inter_op_threads: ops that may run at once. None: TF's own choice (0).
       memory_fraction: the most of each GPU's memory that the process takes, above 0 and up to 1
         (`per_process_gpu_memory_fraction`). None: all of it.
@@ -85,17 +85,17 @@ def _check_threads(name: str, threads: typing.Optional[int]) -> None:
 def _default_intra_op_threads(num_cpu_devices: int) -> int:
     """The number of threads of one operation, where the caller gives none.
 
-    That is `OMP_NUM_THREADS`, if it is set. Else several CPU devices, which compute side by side,
-    share the cores: on 8 cores each of 4 devices gets 2 threads. Else the number
-    is 0: TensorFlow's choice.
+    That is `OMP_NUM_THREADS`, if it is set. Else it is 1 if there are at least as many CPU devices
+    as cores: the devices compute side by side, so that all cores have work. Else the number is 0:
+    TensorFlow's choice. All devices of a process share these threads: with fewer than there are
+    cores, and few devices, some cores would have no work.
     """
     from_environment = os.environ.get('OMP_NUM_THREADS', '').strip()
     if from_environment.isdigit() and int(from_environment) > 0:
         return int(from_environment)
-    if num_cpu_devices > 1:
-        num_cores = os.cpu_count() or 1  # None where Python cannot tell
-        return max(1, num_cores // num_cpu_devices)
-    return 0
+    num_cores = os.cpu_count() or 1  # None where Python cannot tell
+    is_a_core_for_each = num_cpu_devices > 1 and num_cpu_devices >= num_cores
+    return 1 if is_a_core_for_each else 0
 
 
 def _shorten_graph_optimization(config: tf.ConfigProto) -> None:
@@ -150,8 +150,12 @@ def describe_config(config: tf.ConfigProto, devices: typing.Sequence[str]) -> st
       config: the config.
       devices: the devices of the towers.
     """
-    line = '%s intra-op and %s inter-op threads' % (
-        config.intra_op_parallelism_threads or _CHOICE_OF_TENSORFLOW,
+    asked = config.intra_op_parallelism_threads
+    has_no_effect = asked and compat.threads_made() not in (None, asked)
+    line = '%s intra-op%s and %s inter-op threads' % (
+        asked or _CHOICE_OF_TENSORFLOW,
+        ' (of no effect: this process has made its threads, see tf.config.threading)'
+        if has_no_effect else '',
         config.inter_op_parallelism_threads or _CHOICE_OF_TENSORFLOW)
     if not has_gpus(devices):
         return line

@@ -102,6 +102,7 @@ def ownership(recorded: Recorded, request: Request,
     if make_replicas is not None:
         replicas = make_replicas(recorded.variables, request.devices)
         replicated = frozenset(replicas.of_variable)
+        _check_no_tower_writes_a_replica(found.role_of, replicated)
     every_tower = _update_ops_of_every_tower(recorded.updates, found.role_of, request)
     forward_writes = writes_by(found.first_writes, runs.forward)
     other_fetches = _fetches_beside_forward(recorded, every_tower.writers, request)
@@ -117,6 +118,22 @@ def ownership(recorded: Recorded, request: Request,
     reason_of.update(_reasons_without_updates(found, unwritten, request))
     return Roles(trained, found.role_of, reason_of, unwritten, own_state, inline,
                  every_tower.update_ops, replicas)
+
+
+def _check_no_tower_writes_a_replica(role_of: typing.Dict[str, str],
+                                     replicated: typing.AbstractSet[str]) -> None:
+    """Refuses variables with replicas that every tower writes: each would write its own replica.
+
+    Args:
+      role_of: {name of a variable that the model function writes: its role}.
+      replicated: names of the variables that have replicas.
+    """
+    for name in sorted(replicated & role_of.keys()):
+        if role_of[name] != FIRST:
+            raise SharedVariableError(
+                "VariablePlacement('replicated'), and every tower writes the trainable variable %s "
+                'in turn, but each has a replica of its own: make the variable with '
+                'trainable=False, which has no replicas; or use another VariablePlacement.' % name)
 
 
 class _UpdateOpsOfEveryTower(typing.NamedTuple):
