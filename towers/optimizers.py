@@ -218,8 +218,8 @@ def is_repeatable(optimizer: typing.Any) -> bool:
 
 
 def has_own_minimize(optimizer: typing.Any) -> bool:
-    """Whether an optimizer has a `minimize` that is no part of TensorFlow, whose own ones, in
-    `tf.contrib.opt`, only call the other two methods."""
+    """Whether an optimizer has a `minimize` that is not TensorFlow's. TensorFlow's, also those in
+    `tf.contrib.opt`, only call `compute_gradients` and `apply_gradients`."""
     method = getattr(optimizer, 'minimize', None)  # `check_optimizer` does not ask for one
     function = getattr(method, '__func__', method)
     if function is None or function is tf.train.Optimizer.minimize:

@@ -37,7 +37,8 @@ def test_pooling_looks_for_its_maxima_again():
 def test_rows_are_passed_on_and_columns_are_not():
     x = tf.placeholder(tf.float32, [4, 6])
     rows, columns = tf.split(x, 2, 0)[0], tf.split(x, 2, 1)[0]
-    nodes = StepGraph([rows, columns, x[1:3], x[:, 1:3]]).by_name
+    nodes = StepGraph([rows, columns, x[1:3], x[:, 1:3], x[::2]]).by_name
     assert {name: kernels.passes_on(node) for name, node in nodes.items()
             if node.type in kernels.CUTS} == {
-                'split': True, 'split_1': False, 'strided_slice': True, 'strided_slice_1': False}
+                'split': True, 'split_1': False, 'strided_slice': True, 'strided_slice_1': False,
+                'strided_slice_2': False}

@@ -1,6 +1,8 @@
 """towers.session_config: CPU devices, threads, memory; and the config of a graph."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -73,6 +75,33 @@ def test_memory_fraction_and_what_is_said_of_it(monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '3')
     assert describe_config(session_config(2), ['/device:CPU:0', '/device:CPU:1']) == (
         "3 intra-op and TensorFlow's choice of inter-op threads")
+
+
+_INPUT_BEFORE_TOWERS = """
+import tensorflow.compat.v1 as tf
+import towers
+tf.disable_v2_behavior()
+if %d:
+    tf.config.threading.set_intra_op_parallelism_threads(%d)
+data = tf.data.Dataset.range(64).map(tf.to_float).batch(8)
+batch = tf.data.make_one_shot_iterator(data).get_next()
+built = towers.build_towers(lambda x: tf.reduce_mean(x * tf.get_variable('w', [])), (batch,),
+                            tf.train.GradientDescentOptimizer(1.), 2)
+print(built.plan.line('session_config'))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('set_before, has_effect', [(0, False), (1, False), (3, True)])
+def test_the_plan_says_where_the_process_has_other_threads(set_before, has_effect):
+    """On TensorFlow 2 the function of a data set makes the threads of the process; on 1.15 the
+    first session does."""
+    program = _INPUT_BEFORE_TOWERS % (set_before, set_before)
+    printed = subprocess.run([sys.executable, '-c', program], stdout=subprocess.PIPE, check=True,
+                             env=dict(os.environ, OMP_NUM_THREADS='3')).stdout.decode()
+    assert printed.startswith('3 intra-op ')
+    makes_threads = int(tf.version.VERSION.split('.')[0]) >= 2
+    assert ('of no effect' in printed) == (makes_threads and not has_effect)
 
 
 def test_the_config_of_a_graph_has_all_cpus_that_it_names(graph):

@@ -35,7 +35,7 @@ from towers.model.request import Request
 from towers.proof.question import Question, Writers
 from towers.proof.stand_ins import static_size
 from towers.proof.verdict import verdict_of
-from towers.roles.variable_roles import FIRST, METRIC, OWN, Roles
+from towers.roles.variable_roles import EVERY, FIRST, METRIC, OWN, Roles
 from towers.roles.writes import Write, writes_by, writes_of_call, writes_to
 
 
@@ -118,7 +118,8 @@ def _with_writers(question: Question, all_writers: Writers, writers_for_loss: Wr
       tower_set: the towers.
     """
     roles = tower_set.roles
-    if tower_set.request.training.update_ops == 'all':
+    request = tower_set.request
+    if request.training.update_ops == 'all':
         # Every tower writes the variables that otherwise tower 0 alone writes, also those that the
         # loss does not read.
         question = question._replace(writers_in_turn=_with_role(FIRST, all_writers, roles))
@@ -128,6 +129,8 @@ def _with_writers(question: Question, all_writers: Writers, writers_for_loss: Wr
         question = question._replace(
             writers_by_tower_0=_with_role(FIRST, writers_for_loss, roles),
             other_writers=_with_role(FIRST, others, roles))
+    if request.has_copies and not request.has_whole_batch:
+        question = question._replace(writers_of_machine=_with_role(EVERY, all_writers, roles))
     return question._replace(
         writers_by_each_tower=_with_role(OWN, writers_for_loss, roles),
         writers_for_update=_for_update_alone(writers_for_update, writers_for_loss, roles),

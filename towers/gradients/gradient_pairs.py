@@ -240,7 +240,8 @@ def _are_same(tensors: typing.Sequence[tf.Tensor], others: typing.Sequence[tf.Te
 
 def _is_same(tensor: tf.Tensor, other: tf.Tensor) -> bool:
     """Whether two tensors have the same numbers. They are one tensor, or constants of one value; or
-    operations of one type compute them from inputs with the same numbers, as two times `r - e`."""
+    operations of one type compute them from inputs with the same numbers: where a form has `r - e`
+    in two places, the graph computes it twice."""
     tensor = source_through(tensor, SAME_NUMBERS)
     other = source_through(other, SAME_NUMBERS)
     if tensor.name == other.name:

@@ -10,6 +10,9 @@ such as `Identity` and `Enter`; `RESHAPES` give its value in another shape.
 import os
 import typing
 
+import numpy as np
+import tensorflow.compat.v1 as tf
+
 from towers import compat
 from towers.graph.op_types import HAND_ON, RESHAPES
 from towers.memory.node import Node
@@ -78,6 +81,11 @@ def _cuts_along_rows(node: Node) -> bool:
     cut_shape = node.inputs[CUTS[node.type]].shape
     if not cut_shape:
         return False  # a shape that is not known, or a number
+    if node.type == 'StridedSlice':
+        steps = tf.get_static_value(node.op.inputs[3])
+        takes_neighbours = steps is not None and np.all(steps == 1)
+        if not takes_neighbours:  # the rows of `x[::2]` lie apart
+            return False
     if node.type == 'Unpack':  # each output is one row, without the dimension of the rows
         return None not in node.shapes and node.op.get_attr('axis') == 0
     return all(_is_of_rows(shape, cut_shape) for shape in node.shapes)

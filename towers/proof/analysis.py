@@ -265,11 +265,11 @@ def _holds_size(analysis: Analysis) -> bool:
 def _writes(settled: Settled) -> typing.Dict[str, typing.List[Written]]:
     """{name of an operation of the program: what it writes, itself or in functions it calls}.
 
-    `roles.written_values` judges an operation by its writes in this dict. An operation that is not
-    in the dict it looks at itself: so an operation of the program that writes otherwise than by an
-    assign, an add or a scatter is left out here. Such an operation in the body of a function is not
-    left out: else the call of the function would be judged by its other writes alone. A call in a
-    function writes nothing but what the operations of its own body write.
+    `roles.written_values` judges an operation by its writes in this dict, and has a check of its
+    own for an operation that is not in the dict. So an operation of the program that writes
+    otherwise than by an assign, an add or a scatter is left out here. Such an operation in the body
+    of a function is not left out: else the call of the function would be judged by its other writes
+    alone. A call in a function writes nothing but what the operations of its own body write.
     """
     view = settled.view
     bodies = view.bodies

@@ -106,6 +106,11 @@ def _conditions_of_variables(state: State, analysis: Analysis,
             'but for state that each %s keeps of its own examples and the loss reads: %s '
             '(towers.batch_sum and batch_mean give values of all towers)' % (
                 question.part_name, quoted_names(by_each_tower)))
+    if question.writers_of_machine:
+        conditions.append(
+            'but for what the towers of each machine write from its own examples: %s (worker 0 '
+            'gives the others what the loss reads, and saves)' % (
+                quoted_names(question.writers_of_machine)))
     if question.counters_read:
         conditions.append(
             'but for counters of metrics, to which each %s adds in its turn, that the loss or the '

@@ -28,6 +28,9 @@ class Question(typing.NamedTuple):
     # The writers of all variables that every tower writes in its turn, whatever the value
     # (`update_ops='all'`).
     writers_in_turn: Writers = NO_WRITERS
+    # Where a step has several machines that do not share their variables: the writers of those to
+    # which every tower of a machine adds its examples in turn.
+    writers_of_machine: Writers = NO_WRITERS
     # All writers of the variables that the update reads beside the gradients, as for its learning
     # rate.
     writers_for_update: Writers = NO_WRITERS

@@ -57,7 +57,7 @@ class Kind(enum.Enum):
     UNKNOWN = 'unknown'
 
 
-OTHER_DIMENSIONS = 'has the examples along another dimension than the proof finds'
+OTHER_DIMENSIONS = 'gives a result of another shape than its rule expects'
 TAKES_NO_OTHER_BATCH = 'takes no batch of another size'
 HAS_OWN_SIZE = (
     'combines the examples with a tensor whose length along their dimension is not known to come '

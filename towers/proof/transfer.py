@@ -207,11 +207,14 @@ class Transfer:
         return INDEPENDENT._replace(is_random=is_random).with_marks_of(*values)
 
     def _values_of_moments(self, op: tf.Operation) -> typing.List[State]:
-        """The states of the values whose moments are taken over the towers, of
-        `concat([reshape(mean(values)), variance, count])`; [] where the shard's moments have been
-        exchanged already."""
+        """The states of the values whose moments are taken over the towers. The marked operation
+        takes the moments of a shard, `concat([reshape(mean(values)), variance, count])`.
+
+        [] after the exchange, when the operation takes a row of all towers' moments in their place:
+        such moments have no marks of a shard.
+        """
         joined = op.inputs[0].op
-        was_exchanged = joined.type != 'ConcatV2'  # the input is a row of all towers' moments
+        was_exchanged = joined.type != 'ConcatV2'
         if was_exchanged:
             return []
         reshaped_mean = joined.inputs[0].op
