@@ -269,6 +269,15 @@ def test_what_a_proven_step_does_other_than_one_device(options, end):
     assert re.sub(r' \(\d+ operations\)', '', text) == end
 
 
+@pytest.mark.parametrize('cluster', [None, ring()])
+def test_a_sum_that_each_machine_adds_to_a_variable_of_its_own_is_named(cluster):
+    with tf.Graph().as_default():
+        line = towers.build_towers(counting, any_number_of_examples(), sgd(), 2,
+                                   cluster=cluster).plan.line('one device')
+    of_each_machine = "but for what the towers of each machine write from its own examples: 'seen' ("
+    assert (of_each_machine in line) == (cluster is not None)
+
+
 def test_evaluation_has_no_lines_of_training():
     assert [label for label, _ in plan_of().lines] == [
         'towers', 'variables', 'variables on', 'session', 'session_config']

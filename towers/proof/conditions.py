@@ -54,7 +54,8 @@ def conditions_of(state: State, losses: typing.List[tf.Tensor], analysis: Analys
     depends_on_batch_norms = bool(state.shard_statistics.difference(supposed_operations))
     if depends_on_batch_norms:
         conditions.append(_condition_of_batch_norms(batch_norms.number, question))
-    return conditions + _conditions_of_variables(state, analysis, question)
+    conditions += _conditions_of_variables(state, analysis, question)
+    return conditions + _conditions_of_order(question)
 
 
 def _conditions_of_variables(state: State, analysis: Analysis,
@@ -116,6 +117,12 @@ def _conditions_of_variables(state: State, analysis: Analysis,
             'but for counters of metrics, to which each %s adds in its turn, that the loss or the '
             'update reads: %s (a variable that is not in METRIC_VARIABLES is written as the proof '
             'says)' % (question.part_name, quoted_names(question.counters_read)))
+    return conditions
+
+
+def _conditions_of_order(question: Question) -> typing.List[str]:
+    """The conditions of a proof about the order in which a step reads and writes variables."""
+    conditions = []
     if question.transformed_by:
         conditions.append(
             'but for whether a transformation of the gradients reads a variable before an update '
