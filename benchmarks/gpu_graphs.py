@@ -337,13 +337,14 @@ def _bytes_of_weights(built, step):
         return 2 * (len(built.devices) - 1) * sum(sizes)
     total = 0
     seen = set()
+    names = names_of(step)
     for variable, has_dense_gradient in trained:
         device = operation_device(variable.op)
         for tower_device in built.devices:
             stages = stages_of(tower_device)
             times = 0
             if variable.op.name not in seen:
-                times = len(_taking_devices(variable, step).intersection(stages) - {device})
+                times = len(_taking_devices(variable, names).intersection(stages) - {device})
             if has_dense_gradient and device not in stages:
                 times += 1
             total += times * bytes_of(variable)
@@ -351,9 +352,8 @@ def _bytes_of_weights(built, step):
     return total
 
 
-def _taking_devices(variable, step):
-    """The devices on which operations of a step take the whole value of a variable."""
-    names = names_of(step)
+def _taking_devices(variable, names):
+    """The devices on which operations of these names take the whole value of a variable."""
     devices = set()
     for read in variable.op.outputs[0].consumers():
         if read.type == 'ReadVariableOp' and read.name in names:

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from towers import compat
 from towers.gradients.tower import Tower
 from towers.graph.edit import colocated_operations
-from towers.graph.graph_walk import by_name, reached
+from towers.graph.graph_walk import by_name, names_of, reached
 from towers.placement.devices import is_gpu
 from towers.placement.tower_device import operation_device, resources_taken
 
@@ -50,7 +50,7 @@ def knows_gpu_kernels() -> bool:
 
     Every TensorFlow for GPUs has a kernel for the product of matrices: this kernel is looked up.
     """
-    return _has_kernel('MatMul', {'T': [tf.float32]})
+    return _has_kernel('MatMul', (('T', (tf.float32,)),))
 
 
 def moved_operations(operations: typing.Iterable[tf.Operation],
@@ -66,7 +66,7 @@ def moved_operations(operations: typing.Iterable[tf.Operation],
       and last, one for each GPU with operations of no tower; [] where all operations have a kernel.
     """
     on_gpus = by_name(op for op in operations if is_gpu(operation_device(op)))
-    without_kernel = {name for name, op in on_gpus.items() if not has_gpu_kernel(op)}
+    without_kernel = names_of(_without_gpu_kernel(on_gpus.values()))
     moved = without_kernel | _pulled_along(without_kernel, on_gpus)
     groups: typing.Dict[tuple, typing.List[tf.Operation]] = collections.defaultdict(list)
     for name in sorted(moved):
@@ -110,35 +110,60 @@ def _moved(owner: typing.Optional[int], device: str, group: typing.List[tf.Opera
                            unknown=crossing.unknown)
 
 
+_Types = typing.Tuple[typing.Tuple[str, typing.Tuple[tf.DType, ...]], ...]
+"""The types of an operation: pairs of an attribute, such as `'T'`, and the types that it has."""
+
+
+def _without_gpu_kernel(operations: typing.Iterable[tf.Operation]) -> typing.List[tf.Operation]:
+    """List of the operations for which this TensorFlow has no kernel on GPUs."""
+    # Most of the operations of a graph are of few kinds; to look a kind up takes long.
+    is_there: typing.Dict[tuple, bool] = {}  # by the type of operations and their `_Types`
+    found = []
+    for op in operations:
+        kind = op.type, _types_of(op)
+        if kind not in is_there:
+            is_there[kind] = _has_kernel(*kind)
+        if not is_there[kind]:
+            found.append(op)
+    return found
+
+
 def has_gpu_kernel(op: tf.Operation) -> bool:
     """Whether this TensorFlow has a kernel on GPUs for an operation and its types."""
-    types: typing.Dict[str, typing.Sequence[tf.DType]] = {}
+    return not _without_gpu_kernel([op])
+
+
+def _types_of(op: tf.Operation) -> _Types:
+    """The types of an operation."""
+    types = []
     for attribute in op.op_def.attr:
         if attribute.type == 'type':
-            types[attribute.name] = [op.get_attr(attribute.name)]
+            types.append((attribute.name, (op.get_attr(attribute.name),)))
         elif attribute.type == 'list(type)':
-            types[attribute.name] = op.get_attr(attribute.name)
-    return _has_kernel(op.type, types)
+            types.append((attribute.name, tuple(op.get_attr(attribute.name))))
+    return tuple(types)
 
 
-def _has_kernel(op_type: str, types: typing.Dict[str, typing.Sequence[tf.DType]]) -> bool:
+def _has_kernel(op_type: str, types: _Types) -> bool:
     """Whether a type of operation has a kernel for GPUs.
 
     Args:
       op_type: the type of the operation, such as `'MatMul'`.
-      types: the types of an operation by the name of the attribute that has them, such as `'T'`.
+      types: the types of an operation.
     """
+    types_by_attribute = dict(types)
     for kernel in compat.registered_kernels(op_type):
         # 'DEFAULT' serves each device that has no kernel of its own.
         is_for_gpu = kernel.device_type in ('GPU', 'DEFAULT')
         if not is_for_gpu or kernel.label:  # TensorFlow takes a kernel with a label by request only
             continue
-        if all(_allows(constraint, types) for constraint in kernel.constraint):
+        if all(_allows(constraint, types_by_attribute) for constraint in kernel.constraint):
             return True
     return False
 
 
-def _allows(constraint: typing.Any, types: typing.Dict[str, typing.Sequence[tf.DType]]) -> bool:
+def _allows(constraint: typing.Any,
+            types: typing.Mapping[str, typing.Sequence[tf.DType]]) -> bool:
     """Whether a constraint of a `KernelDef` on an attribute allows an operation's types.
 
     Args:
