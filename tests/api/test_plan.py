@@ -269,6 +269,37 @@ def test_what_a_proven_step_does_other_than_one_device(options, end):
     assert re.sub(r' \(\d+ operations\)', '', text) == end
 
 
+def by_global_norm(pairs):
+    gradients, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], .1)
+    return list(zip(gradients, [variable for _, variable in pairs]))
+
+
+REPLICATED = dict(variables=towers.VariablePlacement('replicated'))
+MICRO_BATCHES = dict(memory=towers.Memory(accumulate=2))
+
+
+@pytest.mark.parametrize('fixed, transform, options, is_named', [
+    (None, by_global_norm, {}, False), (None, by_global_norm, MICRO_BATCHES, False),
+    (None, by_global_norm, REPLICATED, True), (None, by_global_norm, dict(cluster=ring()), True),
+    ([0, 1], by_global_norm, {}, False), ([0, 1], by_global_norm, MICRO_BATCHES, True),
+    ([0, 0], by_global_norm, {}, True), ([0, 0], None, {}, False)])
+def test_rows_that_a_norm_counts_otherwise_than_on_one_device_are_named(
+        fixed, transform, options, is_named):
+    """The rows of the towers are put together. Those of examples are one device's; those of fixed
+    indices each tower has, and they are added up if no index is there twice."""
+    def model(ids):
+        table = tf.get_variable('table', [8, 4])
+        if fixed is None:
+            return tf.reduce_mean(tf.gather(table, ids))
+        return tf.reduce_mean(tf.cast(ids, tf.float32)) * tf.reduce_sum(tf.gather(table, fixed))
+    with tf.Graph().as_default():
+        built = towers.build_towers(
+            model, (tf.placeholder(tf.int32, [None]),),
+            towers.Objective(sgd(), transform_gradients=transform), 2, 'mean', **options)
+    of_rows = 'but for how often an index occurs in a sparse gradient that a transformation of'
+    assert (of_rows in built.plan.line('one device')) == is_named
+
+
 @pytest.mark.parametrize('cluster', [None, ring()])
 def test_a_sum_that_each_machine_adds_to_a_variable_of_its_own_is_named(cluster):
     with tf.Graph().as_default():

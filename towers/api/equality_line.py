@@ -23,15 +23,16 @@ from towers import compat
 from towers.api.train_ops import Update
 from towers.capture.record import Recorded
 from towers.copies.tower_set import TowerSet
-from towers.gradients.gradient_pairs import tensors_of
+from towers.gradients.gradient_pairs import has_no_index_twice, indices_of_lookups, tensors_of
 from towers.gradients.tower import Tower
 from towers.graph import graph_walk
 from towers.graph.graph_walk import leaves_of, names_of, operation_names
-from towers.graph.op_types import SIZES, VARIABLE_OPS
+from towers.graph.op_types import SAME_NUMBERS, SIZES, VARIABLE_OPS
 from towers.graph.variable_access import REFERENCE_VARIABLES, Writes, read_from
 from towers.model.objectives import all_pairs, with_parts
 from towers.model.outputs import fetches_of
 from towers.model.request import Request
+from towers.optimizers import is_repeatable
 from towers.proof.question import Question, Writers
 from towers.proof.stand_ins import static_size
 from towers.proof.verdict import verdict_of
@@ -52,6 +53,7 @@ def equality_line(tower_set: TowerSet, update: Update) -> typing.Optional[str]:
         _read_by_update(update) + read_by_transformation, writes)
     losses_by_name = with_parts('loss', recorded.output.loss)
     question = question._replace(
+        rows_counted=_rows_counted(tower_set),
         transformed_by=_written_by_update_ops(read_by_transformation, writes, tower_set),
         initialized_from_shard=names_initialized_from_shard(
             recorded.created, tower_set.towers[0]),
@@ -82,6 +84,39 @@ def names_initialized_from_shard(variables: typing.Iterable[tf.Variable],
     for variable in variables:
         initializer = compat.initializer_of(variable)
         if initializer is not None and shard & graph_walk.ancestors(initializer.inputs):
+            names.append(variable.op.name)
+    return names
+
+
+def _rows_counted(tower_set: TowerSet) -> typing.List[str]:
+    """The names of the variables whose combined sparse gradient may have an index more or less
+    often than the gradient of one device, where its rows are seen one by one: by a transformation
+    of the gradients, as for clipping, or by an optimizer that is not TensorFlow's own. To
+    TensorFlow's optimizers only the sum of the rows of an index matters.
+
+    The rows of the towers are put together, so that each example has the rows that it has on one
+    device. Rows of a lookup that has no index twice are added up. A lookup of fixed indices, one of
+    them twice, has its rows once in each tower, and once on one device. Some ways to combine add up
+    the rows of each index.
+    """
+    request = tower_set.request
+    if not any(objective.transform_gradients is not None or not is_repeatable(objective.optimizer)
+               for objective in request.training.objectives):
+        return []
+    proof = tower_set.recorded.proven.proof
+    adds_rows_up = tower_set.roles.replicas is not None or request.trains_with_machines
+
+    def has_rows_of_one_device(indices: tf.Tensor) -> bool:
+        """Whether the combined rows of a lookup are those of one device, by its indices."""
+        if has_no_index_twice(indices):
+            return request.split.accumulate == 1
+        looked_up = graph_walk.source_through(indices, SAME_NUMBERS)
+        return proof.state(looked_up).is_by_example and not adds_rows_up
+
+    names = []
+    for gradient, variable in tower_set.towers[0].pairs:
+        if isinstance(gradient, tf.IndexedSlices) and not all(
+                map(has_rows_of_one_device, indices_of_lookups(gradient))):
             names.append(variable.op.name)
     return names
 

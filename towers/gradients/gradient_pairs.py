@@ -138,9 +138,9 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
     indices = slices.indices
     is_of_one_lookup = indices.op.type != 'ConcatV2'
     if is_of_one_lookup:
-        return [Lookup(slices, _is_unique(indices))]
-    indices_by_lookup = list(indices.op.inputs)[:-1]  # the last input is the axis
-    are_unique = list(map(_is_unique, indices_by_lookup))
+        return [Lookup(slices, has_no_index_twice(indices))]
+    indices_by_lookup = indices_of_lookups(slices)
+    are_unique = list(map(has_no_index_twice, indices_by_lookup))
     if not any(are_unique):
         return [Lookup(slices, is_unique=False)]
     lengths = [tf.shape(each)[0] for each in indices_by_lookup]
@@ -152,13 +152,21 @@ def lookups_of(slices: tf.IndexedSlices) -> typing.List[Lookup]:
     return lookups
 
 
-def _is_unique(indices: tf.Tensor) -> bool:
+def indices_of_lookups(slices: tf.IndexedSlices) -> typing.List[tf.Tensor]:
+    """List of the indices of each lookup that a sparse gradient's rows come from."""
+    indices = slices.indices
+    if indices.op.type != 'ConcatV2':
+        return [indices]
+    return list(indices.op.inputs)[:-1]  # the last input is the axis
+
+
+def has_no_index_twice(indices: tf.Tensor) -> bool:
     """Whether the operations that compute indices show that no two of the indices are equal."""
     tensor = source_through(indices, SAME_NUMBERS)
     if tensor.op.type == 'DynamicPartition':  # places in one piece of a partitioned variable
         place, piece = tensor.op.inputs
         rows = _rows_at(place, piece)
-        return rows is not None and _is_unique(rows)
+        return rows is not None and has_no_index_twice(rows)
     if tensor.op.type == 'Const':  # such as the places of words in a text
         numbers = tf.get_static_value(tensor)
         return np.unique(numbers).size == numbers.size

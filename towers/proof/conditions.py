@@ -54,6 +54,11 @@ def conditions_of(state: State, losses: typing.List[tf.Tensor], analysis: Analys
     depends_on_batch_norms = bool(state.shard_statistics.difference(supposed_operations))
     if depends_on_batch_norms:
         conditions.append(_condition_of_batch_norms(batch_norms.number, question))
+    if question.rows_counted:
+        conditions.append(
+            'but for how often an index occurs in a sparse gradient that a transformation of the '
+            'gradients, or the optimizer, takes, as for a norm of its rows: %s' % quoted_names(
+                question.rows_counted))
     conditions += _conditions_of_variables(state, analysis, question)
     return conditions + _conditions_of_order(question)
 

@@ -45,6 +45,9 @@ class Question(typing.NamedTuple):
     # Names of counters of metrics, to which the towers add one after the other, that the loss or
     # the update reads.
     counters_read: typing.Sequence[str] = ()
+    # Names of variables whose sparse gradients may have other rows twice than on one device, where
+    # a transformation of the gradients, or an optimizer that is not TensorFlow's, sees the rows.
+    rows_counted: typing.Sequence[str] = ()
     # Names of reference variables that a gradient may read before an update op writes them, or
     # after the write.
     read_in_any_order: typing.Sequence[str] = ()
