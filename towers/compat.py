@@ -1012,6 +1012,13 @@ def threads_made() -> typing.Optional[int]:
     return tf.config.threading.get_intra_op_parallelism_threads()
 
 
+def set_threads(number: int):
+    """Sets the number of the intra-op threads that all sessions of this process share, where
+    TensorFlow 2 has not made them yet. On 1.15 the config of the first session sets it."""
+    if TF_VERSION >= (2, 0) and threads_made() is None:
+        tf.config.threading.set_intra_op_parallelism_threads(number)
+
+
 def switch_off_graph_dialect(rewrites: typing.Any):
     """Switches off the passes by which TensorFlow 2 translates a graph to MLIR and back, in the
     `RewriterConfig` of a session.

@@ -168,11 +168,10 @@ def enter_graph_mode() -> None:
     # A record that is no tf.Example gives this warning; the error that follows says more.
     warnings.filterwarnings('ignore', 'Unexpected end-group tag', RuntimeWarning)
     tf.disable_v2_behavior()
-    threads = towers.session_config(
-        FLAGS.devices or FLAGS.num_towers,
-        intra_op_threads=_intra_op_threads()).intra_op_parallelism_threads
+    config = towers.session_config(
+        FLAGS.devices or FLAGS.num_towers, intra_op_threads=_intra_op_threads())
     # All sessions share the threads that are made first, on TensorFlow 2 by the input.
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    compat.set_threads(config.intra_op_parallelism_threads)
     if FLAGS.deterministic:
         compat.enable_determinism()
     tf.enable_resource_variables()
