@@ -202,3 +202,10 @@ def test_a_worker_that_saves_nothing_exports_nothing(monkeypatch, tmp_path):
                              train_dir=str(tmp_path / 'none')):
         assert train.main([]) == 0
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_process_has_the_threads_of_its_flag(runner, tmp_path):
+    """The plan would say that the number has no effect, if the input had made others before."""
+    shown = runner.run(tmp_path, ['--plan_only', '--plan', '--config={"intra_op_threads": 3}'])
+    assert "3 intra-op and TensorFlow's choice of inter-op threads" in shown.stdout
