@@ -161,6 +161,22 @@ def test_the_likely_cause_is_named(make, cause):
     assert re.search(cause, report.cause), report.cause
 
 
+def test_a_condition_of_the_plan_that_does_not_hold_is_the_likely_cause():
+    """Two towers have four rows of index 0, and one device has two: their norms differ."""
+    def looks_up_a_row_twice(x):
+        table = tf.get_variable('table', [4, 6], tf.float64, tf.constant_initializer(.5))
+        return tf.reduce_mean(tf.square(tf.reduce_sum(tf.gather(table, [0, 0]) * x[:, None], [1, 2])))
+
+    def by_norm(pairs):
+        gradients, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], .1)
+        return list(zip(gradients, [variable for _, variable in pairs]))
+    report = towers.check_towers(looks_up_a_row_twice, VECTORS[:1], lambda: towers.Objective(
+        tf.train.GradientDescentOptimizer(1.), transform_gradients=by_norm), steps=2)
+    assert not report.equal
+    assert re.match('a condition of the plan that does not hold here: if no constant.*, but for how '
+                    "often an index occurs in a sparse gradient .*: 'table'.$", report.cause)
+
+
 def test_what_is_not_finite_on_the_towers_alone():
     """A shard without a positive example divides by zero; the whole batch does not."""
     def model_fn(x, positive):

@@ -204,7 +204,9 @@ def is_certain(proof: typing.Optional[str]) -> bool:
 
 # ---- causes --------------------------------------------------------------------------------------
 
-_NOT_PROVEN = 'not proven: '  # the beginning of the plan's line `one device`
+# How the plan's line `one device` begins.
+_NOT_PROVEN = 'not proven: '
+_CONDITIONAL = 'proven, '
 
 
 def _cause_of_difference(first: Difference, one: Numbers, many: Numbers, traits: Traits,
@@ -280,6 +282,12 @@ def _likely_cause(first: Difference, one: Numbers, many: Numbers, traits: Traits
     if first.name in traits.updated:
         return ("an update (UPDATE_OPS) of %s: towers have that of tower 0's examples, unless "
                 "update_ops='all' has every tower write." % first.name)
+    if proof.startswith(_CONDITIONAL):
+        conditions = proof[len(_CONDITIONAL):].split(': the loss is ')[0]
+        return 'a condition of the plan that does not hold here: %s.' % conditions
+    if is_certain(proof):
+        return ('not known, unless the program leaves open in which order it reads and writes a '
+                'variable.')
     return ('something that mixes the examples of a batch other than by the mean of a loss, such '
             'as a statistic of the batch, or a loss divided by a count that differs by shard.')
 
