@@ -350,6 +350,7 @@ def test_the_reference_has_each_field_of_each_public_tuple():
             'Numerics', 'VariablePlacement'} <= set(looked_at)
 
 
+@pytest.mark.slow
 def test_the_picture_of_a_build_is_drawn_from_one(run_program):
     """Both towers multiply, add their gradients up once, and update once."""
     with open(os.path.join(pages.ROOT, 'docs', 'draw_graph.py'), encoding='utf-8') as source:

@@ -279,10 +279,11 @@ MICRO_BATCHES = dict(memory=towers.Memory(accumulate=2))
 
 
 @pytest.mark.parametrize('fixed, transform, options, is_named', [
-    (None, by_global_norm, {}, False), (None, by_global_norm, MICRO_BATCHES, False),
-    (None, by_global_norm, REPLICATED, True), (None, by_global_norm, dict(cluster=ring()), True),
-    ([0, 1], by_global_norm, {}, False), ([0, 1], by_global_norm, MICRO_BATCHES, True),
-    ([0, 0], by_global_norm, {}, True), ([0, 0], None, {}, False)])
+    (None, by_global_norm, {}, False), ([0, 1], by_global_norm, MICRO_BATCHES, True),
+    ([0, 0], by_global_norm, {}, True), (None, by_global_norm, REPLICATED, True)] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (None, by_global_norm, MICRO_BATCHES, False), ([0, 1], by_global_norm, {}, False),
+            (None, by_global_norm, dict(cluster=ring()), True), ([0, 0], None, {}, False)]])
 def test_rows_that_a_norm_counts_otherwise_than_on_one_device_are_named(
         fixed, transform, options, is_named):
     """The rows of the towers are put together. Those of examples are one device's; those of fixed

@@ -396,7 +396,7 @@ def test_workers_on_which_a_step_fails_alike_go_on(monkeypatch, type_of_error):
     assert not any(each.losses for each in of_all)
 
 
-@pytest.mark.parametrize('is_served', [False, True])
+@pytest.mark.parametrize('is_served', first_fast(1, [False, True]))
 def test_after_an_error_of_all_workers_none_waits_for_the_news_of_a_lost_one(is_served):
     """A lost server would have been the reason of the errors of all."""
     workers = addresses(2)
