@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from case_marks import first_fast
 from image_files import jpeg, write_folder
 from train_runs import wait_until
 
@@ -79,7 +78,8 @@ CASES = [
      'labels.txt is a pipe')]
 
 
-@pytest.mark.parametrize('make, argv, said', first_fast(1, CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize('make, argv, said', CASES)
 def test_a_hostile_file_ends_in_one_line(runner, begun, tmp_path, make, argv, said):
     folder = tmp_path / 'run'
     shutil.copytree(begun, str(folder))
