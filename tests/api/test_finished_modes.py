@@ -44,7 +44,8 @@ def test_numbers_are_those_of_one_device(mode):
         check_equal(layers, (X, Y), **options)
 
 
-@pytest.mark.parametrize('size', [2] + [pytest.param(size, marks=slow) for size in (3, 7)])
+@slow
+@pytest.mark.parametrize('size', [2, 3, 7])
 def test_batches_of_any_size(size):
     """Fewer examples than towers among them: a tower without one has no part in the mean."""
     check_equal(layers, (X[:size], Y[:size]), 3, remainder='weight')

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import sample_models as samples
 import tensorflow.compat.v1 as tf
-from case_marks import first_fast
 
 import towers
 from sample_models import sgd
@@ -25,7 +24,8 @@ def program(turned=False):
     return towers.ModelOutput(loss, logits, metrics), inputs, (x, y, keep)
 
 
-@pytest.mark.parametrize('turned', first_fast(1, [True, False]))
+@pytest.mark.slow
+@pytest.mark.parametrize('turned', [True, False])
 def test_beside_training(turned):
     model, inputs, (x, y, keep) = program(turned)
     built = towers.build_towers(model.loss, inputs, sgd(), 2, 'mean', remainder='weight')
