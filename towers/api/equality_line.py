@@ -100,8 +100,7 @@ def _rows_counted(tower_set: TowerSet) -> typing.List[str]:
     the rows of each index.
     """
     request = tower_set.request
-    if not any(objective.transform_gradients is not None or not is_repeatable(objective.optimizer)
-               for objective in request.training.objectives):
+    if not any(map(_sees_rows, request.training.objectives)):
         return []
     proof = tower_set.recorded.proven.proof
     adds_rows_up = tower_set.roles.replicas is not None or request.trains_with_machines
@@ -119,6 +118,12 @@ def _rows_counted(tower_set: TowerSet) -> typing.List[str]:
                 map(has_rows_of_one_device, indices_of_lookups(gradient))):
             names.append(variable.op.name)
     return names
+
+
+def _sees_rows(objective: typing.Any) -> bool:
+    """Whether an objective's transformation of the gradients, or its optimizer, may take the rows
+    of a sparse gradient one by one."""
+    return objective.transform_gradients is not None or not is_repeatable(objective.optimizer)
 
 
 def _statistics_of_losses(losses_by_name: typing.Sequence[tuple],

@@ -249,11 +249,7 @@ class _Judge:
         # `scatter_add(v, ids, 1)` writes the same value for each example.
         has_value_for_each = value.is_by_example or has_same_values
         if has_value_for_each and indices.is_by_example:
-            # Where every example sets the same value, its order does not matter.
-            needs_order = written.sets_rows and value.is_by_example
-            if needs_order and not written.is_in_order:
-                return _Verdict(_Writer.NONE, _sets_in_other_order(written.variable, op))
-            return _ROWS
+            return _verdict_on_order(written, op)
         return _refused(written, op, 'the rows are %s, at places that are %s' % (
             value.kind.value, indices.kind.value))
 
@@ -463,17 +459,23 @@ def _refused(written: Written, op: tf.Operation, why: str) -> _Verdict:
             written.variable, op.name, why)))
 
 
-def _sets_in_other_order(variable: str, op: tf.Operation) -> str:
-    """The text of the error for rows that are set in another order than that of the examples.
+def _verdict_on_order(written: Written, op: tf.Operation) -> _Verdict:
+    """Who has to write rows of single examples: every tower, unless their order matters and is
+    another one than that of the examples.
 
     Args:
-      variable: name of the variable.
-      op: the operation of the program that sets the rows.
+      written: what is written.
+      op: the operation of the program that writes the rows.
     """
-    return ('the model function sets rows of variable %s (operation %s) in another order than that '
-            'of the examples, so that of a row that is set twice towers would keep another value '
-            'than one device: put the examples first in its indices, [n, ...] in the place of '
-            '[k, n] (tf.stack(..., axis=1), tf.transpose).' % (variable, op.name))
+    # The order of additions does not matter, nor that of writes that set one value.
+    needs_order = written.sets_rows and written.value.is_by_example
+    if written.is_in_order or not needs_order:
+        return _ROWS
+    return _Verdict(_Writer.NONE, (
+        'the model function sets rows of variable %s (operation %s) in another order than that of '
+        'the examples, so that of a row that is set twice towers would keep another value than one '
+        'device: put the examples first in its indices, [n, ...] in the place of [k, n] '
+        '(tf.stack(..., axis=1), tf.transpose).' % (written.variable, op.name)))
 
 
 def _holds_size(variable: str, op: tf.Operation, size: int) -> str:
